@@ -1,0 +1,31 @@
+# `make demo` shows what it does; `make test` checks that it does it. Each makes its own .venv where there is none.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench mutants clean
+
+demo: .venv/ready
+	$(BIN)/python examples/compare_methods.py
+
+test: .venv/ready lint
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/bank.py
+	$(BIN)/python benchmarks/step.py
+
+mutants: .venv/ready
+	$(BIN)/python tests/mutants.py
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,299 @@
+"""The adapter: the one flow, the only optimiser step, and all state."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core import files
+from trueup.core.method import GradientMethod, Method
+from trueup.core.params import select
+from trueup.core.randomness import RandomStream
+from trueup.core.registry import make_method
+from trueup.core.snapshot import capture, restore
+from trueup.core.split import HeadNotFoundError, Output, SplitModel, find_head
+
+log = logging.getLogger("trueup")
+
+
+def adapt(
+    model: nn.Module,
+    method: str | Method = "tsd",
+    *,
+    head: str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    example: Tensor | None = None,
+    seed: int = 0,
+    **hyper: Any,
+) -> Adapter:
+    """Wrap a trained model so that it adapts itself to what it is shown. The model is copied, never touched.
+
+    method: a name (see `list_methods()`) with hyper-parameters as keywords, or a Method.
+    head: the name of the last linear layer, where the probe cannot find it.
+    output: a function from what the model returns to its logits, where that is not a tensor.
+    example: a batch to find the head with now; otherwise the first batch serves.
+    seed: of the adapter's own random stream.
+    """
+    if isinstance(method, str):
+        method = make_method(method, hyper)
+    elif not isinstance(method, Method):
+        raise TypeError(f"method must be a name or a Method, not {type(method).__name__}")
+    elif hyper:
+        raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
+    return Adapter(model, method, head=head, output=output, example=example, seed=seed)
+
+
+class Adapter(nn.Module):
+    """A model that predicts and then adapts, batch by batch: `logits = adapter(x)`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        head: str | None = None,
+        output: Callable[[Any], Tensor] | None = None,
+        example: Tensor | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        if isinstance(model, Adapter):
+            raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
+        self.method = method
+        self.net = SplitModel(_copy(model).eval().requires_grad_(False), output=output, norm=method.norm)
+        self.state = nn.Module()
+        self.batches = 0
+        self.updates = 0
+        self._head = head
+        self._built = False
+        self._prepared = False
+        self._warned = False
+        self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
+        self._random = RandomStream(seed)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._source: dict[str, Tensor] = {}
+        self._fresh: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no submodule
+        super().train(False)
+        if example is not None:
+            with torch.inference_mode(False):
+                self._probe(self._checked(example))
+
+    # The flow
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict a batch, then adapt to it. Returns detached logits."""
+        with torch.inference_mode(False):
+            x = self._checked(x)
+            if not self._built:
+                self._probe(x)
+            if "prepare" in self.method.info.needs and not (self._prepared or self._warned):
+                log.warning("%s was not prepared; it runs without its source data", self.method.info.name)
+                self._warned = True
+            answers = []
+            with self._random.drawing(x.device):
+                while len(x):
+                    n = self.method.rows(self.state, len(x))
+                    answers.append(self._take(x[:n]))
+                    x = x[n:]
+            return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    __call__: Callable[[Tensor], Tensor]
+
+    def _take(self, x: Tensor) -> Tensor:
+        method, net, state = self.method, self.net, self.state
+        again = method.episodic
+        with torch.set_grad_enabled(self._optimizer is not None):
+            first = out = method.forward(net, x, state)
+            with torch.no_grad():
+                method.observe(net, out, state)
+            for step in range(method.steps if isinstance(method, GradientMethod) else 1):
+                if step > 0:
+                    with net.reading():
+                        out = method.forward(net, x, state)
+                self._update(out)
+                with torch.no_grad():
+                    again |= method.after(net, out, state) == "reset"
+        with torch.no_grad():
+            answer = method.predict(net, first, state).detach()
+        self.batches += 1
+        if again:
+            self.reset()
+        return answer
+
+    def _update(self, out: Output) -> None:
+        """The only optimiser step."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            return
+        loss = self.method.loss(self.net, out, self.state)
+        if loss is None or not loss.requires_grad:
+            return
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if bool(torch.nn.utils.get_total_norm([loss.detach(), *grads]).isfinite()):
+            optimizer.step()
+            self.updates += 1
+        else:
+            log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
+        optimizer.zero_grad(set_to_none=True)
+
+    def _checked(self, x: Tensor) -> Tensor:
+        """The input as a plain tensor, or an error before anything has changed."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+        if x.ndim < 2 or x.numel() == 0:
+            raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
+        if not x.is_floating_point():
+            raise ValueError(f"x is {x.dtype}: convert and normalise it as in training, e.g. x.float() / 255")
+        weight = next((p for p in self.net.model.parameters() if p.is_floating_point()), None)
+        if weight is not None:
+            if x.device != weight.device:
+                raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
+            if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+                raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
+        if not bool(x.isfinite().all()):
+            rows = (~x.flatten(1).isfinite().all(dim=1)).nonzero().flatten().tolist()
+            raise ValueError(f"x has values that are NaN or infinite, in rows {rows[:10]}: leave these images out")
+        return x.clone() if x.is_inference() else x.detach()
+
+    # Building and state
+
+    def _probe(self, x: Tensor) -> None:
+        """Find the head with a batch, then build."""
+        with torch.no_grad():
+            try:
+                head, logits = find_head(self.net.model, x[:2], name=self._head, output=self.net.output)
+            except HeadNotFoundError:
+                if self._head is not None or self._needs_head():
+                    raise
+                head, logits = None, self.net._run(x[:2])
+        if logits.ndim != 2:
+            raise ValueError(f"{self.method.info.name} adapts classifiers; this model returns {tuple(logits.shape)}")
+        self._build(head, logits.shape[1])
+
+    def _needs_head(self) -> bool:
+        return "head" in self.method.info.needs or getattr(self.method, "params", None) in ("head", "backbone")
+
+    def _build(self, head: str | None, classes: int) -> None:
+        """Make the state of a fresh adapter."""
+        net, method = self.net, self.method
+        selected = select(net.model, method.params, head) if isinstance(method, GradientMethod) else {}
+        net.attach(head, classes)
+        net.selected = selected
+        net.model.requires_grad_(False)
+        for p in selected.values():
+            p.requires_grad_(True)
+        watched = {**selected, **{n: b for n, b in net.model.named_buffers() if b.is_floating_point()}}
+        self._source = {name: t.detach().clone() for name, t in watched.items()}
+        with self._random.drawing(next(iter(watched.values()), torch.empty(0)).device):
+            self._fresh = (method.init(net),)
+        self._built = True
+        self.reset()
+
+    def prepare(self, loader: Iterable[Any]) -> None:
+        """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
+        if self.batches:
+            raise ValueError("prepare an adapter before its first batch, or after reset()")
+        batches = (item[0] if isinstance(item, tuple | list) else item for item in loader)
+        with torch.inference_mode(False):
+            checked: Iterator[Tensor] = map(self._checked, batches)
+            first = next(checked, None)
+            if first is None:
+                raise ValueError("the loader is empty")
+            if not self._built:
+                self._probe(first)
+            fresh = copy.deepcopy(self.state)
+            with self._random.drawing(first.device), self.net.reading(), torch.enable_grad():
+                self.method.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
+            self._fresh, self._prepared = (fresh,), True
+            self.reset()
+
+    def reset(self) -> None:
+        """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream."""
+        self._random.restart()
+        self.batches = self.updates = 0
+        if not self._built:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            for name, tensor in self._watched().items():
+                tensor.copy_(self._source[name])
+            self.state = copy.deepcopy(self._fresh[0])
+        if isinstance(self.method, GradientMethod):
+            named = [*self.net.selected.items(), *((f"state.{n}", p) for n, p in self.state.named_parameters())]
+            named = [(name, p) for name, p in named if p.requires_grad]
+            self._optimizer = self.method.optimizer(named) if named else None
+
+    def _watched(self) -> dict[str, Tensor]:
+        """What of the model may change: the selected parameters and the buffers of statistics."""
+        tensors: dict[str, Tensor] = {**dict(self.net.model.named_parameters()), **dict(self.net.model.named_buffers())}
+        return {name: tensors[name] for name in self._source}
+
+    def save(self, path: str | Path) -> None:
+        """Write what adaptation has changed, with what `load` needs to refuse a foreign state."""
+        files.write(path, *capture(self))
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a saved state, bit by bit; a foreign or damaged file is refused and changes nothing."""
+        restore(self, *files.read(path), path)
+
+    # A good citizen
+
+    def unwrap(self) -> nn.Module:
+        """The adapted model as a plain module, in eval mode, with its own copy of the weights.
+
+        Its BatchNorm layers use running statistics: those estimated with norm="ema", else the source's.
+        """
+        model = _copy(self.net.model)
+        for name, p in model.named_parameters():
+            p.requires_grad_(self._flags[name])
+        return model
+
+    def train(self, mode: bool = True) -> Self:
+        """Changes nothing: an adapter predicts and adapts in one mode."""
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._source = {name: fn(t) for name, t in self._source.items()}
+        for module in self._fresh:
+            module._apply(fn, recurse)
+        if self._optimizer is not None:  # loading moves its state to where the parameters are
+            self._optimizer.load_state_dict(self._optimizer.state_dict())
+        return self
+
+    def __repr__(self) -> str:
+        hyper = ", ".join(f"{name}={value!r}" for name, value in self.method.hyperparameters().items())
+        method = f"{type(self.method).__name__}({hyper})"
+        if not self._built:
+            return f"{method}, waiting for its first batch"
+        total = sum(p.numel() for p in self.net.model.parameters())
+        count = sum(p.numel() for p in self.net.selected.values())
+        head = f"head {self.net.head!r}" if self.net.head is not None else "no head"
+        return f"{method}, updates {_short(count)} of {_short(total)} values, {head}"
+
+
+def _short(count: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    with torch.inference_mode(False):
+        try:
+            return copy.deepcopy(model)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the model cannot be copied: {error} (torch.nn.utils.weight_norm does this; "
+                f"torch.nn.utils.parametrizations.weight_norm does not)"
+            ) from error

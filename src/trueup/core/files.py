@@ -1,0 +1,72 @@
+"""State on disk: one safetensors file, with a header and a SHA-256 over every byte, written atomically."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORMAT = "trueup-adapter-1"
+_BLANK = b"0" * 64
+
+
+def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write a file that is either complete or not there; the old one stays until the new one is safe."""
+    from safetensors.torch import save
+
+    path = Path(path)
+    metadata = {"format": FORMAT, "header": json.dumps(header), "sha256": _BLANK.decode()}
+    blob = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
+    blob = blob.replace(_BLANK, hashlib.sha256(blob).hexdigest().encode(), 1)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file that `write` made; a ValueError for anything else."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    blob = Path(path).read_bytes()
+    try:
+        length = int.from_bytes(blob[:8], "little")
+        metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
+        known, digest = metadata["format"], metadata["sha256"].encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not an adapter's state, or was cut off") from error
+    if known != FORMAT:
+        raise ValueError(f"{path} has the format {known!r}; this version reads {FORMAT!r}")
+    if hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest().encode() != digest:
+        raise ValueError(f"{path} was altered or cut off: its SHA-256 does not fit its content")
+    try:
+        return load(blob), json.loads(metadata["header"])
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, shapes and values."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        total.update(memoryview(flat.view(dtype=torch.uint8).numpy()))
+    return total.hexdigest()

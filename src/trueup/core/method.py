@@ -1,0 +1,138 @@
+"""What a method is: frozen hyper-parameters with hooks. It holds no state; the adapter owns all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core.params import Params
+from trueup.core.split import Output, SplitModel
+from trueup.core.statistics import POLICIES
+
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a method is called, where it comes from, and what it asks for.
+
+    `needs` may hold "head" (it reads features) and "prepare" (it wants source data before deployment).
+    """
+
+    name: str
+    title: str
+    paper: str
+    tasks: tuple[str, ...] = ("classification",)
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """Base of all methods. Only `observe` and `after` may write, and only to `state`."""
+
+    norm: str = "source"
+    """Statistics of BatchNorm layers: "source", "batch", or "ema" (running estimates that start at the source's)."""
+    episodic: bool = False
+    """Forget everything after each batch."""
+
+    info: ClassVar[Info]
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        one_of("norm", self.norm, tuple(POLICIES))
+
+    def init(self, net: SplitModel) -> nn.Module:
+        """The state: a module whose buffers are remembered and whose parameters join the optimiser."""
+        return nn.Module()
+
+    def prepare(self, net: SplitModel, loader: Iterable[Tensor], state: nn.Module) -> None:
+        """Learn from batches of source images before deployment; part of the fresh state from then on."""
+        raise ValueError(f"{self.info.name} needs no preparation: leave out adapter.prepare(...)")
+
+    def forward(self, net: SplitModel, x: Tensor, state: nn.Module) -> Output:
+        """The forward pass, with gradient."""
+        return net(x, update=True)
+
+    def observe(self, net: SplitModel, out: Output, state: Any) -> None:
+        """Remember the batch, without gradient, before the loss."""
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
+        """What to minimise; None for no update."""
+        return None
+
+    def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
+        """Clean up after the step; "reset" asks the adapter to start afresh."""
+        return None
+
+    def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """What the user gets."""
+        return out.logits
+
+    def rows(self, state: Any, n: int) -> int:
+        """How many of the n waiting rows to take next."""
+        return n
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Name and value of each hyper-parameter, those that every method has last."""
+        shared = [f.name for f in dataclasses.fields(Method)]
+        own = [f.name for f in dataclasses.fields(self) if f.name not in shared]
+        return {name: getattr(self, name) for name in own + shared}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMethod(Method):
+    """A method that takes gradient steps on the model."""
+
+    norm: str = "batch"
+    lr: float = 1e-4
+    """Learning rate."""
+    params: Params = "all"
+    """What is updated: "none", "norm", "head", "backbone", "all", a regular expression, or a function of the name."""
+    steps: int = 1
+    """Gradient steps per batch; the batch is remembered once and answered from the first pass."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("lr", self.lr, 0)
+        whole("steps", self.steps, 1)
+        if not (callable(self.params) or (isinstance(self.params, str) and self.params)):
+            raise ValueError(
+                f"params={self.params!r} must be a keyword, a regular expression or a function of the name"
+            )
+
+    def optimizer(self, named: Named) -> torch.optim.Optimizer:
+        """The optimiser of the parameters that are updated: Adam, with torch's other defaults."""
+        parameters = [p for _, p in named]
+        return torch.optim.Adam(parameters, lr=self.lr, fused=fusable(parameters))
+
+
+def fusable(parameters: Iterable[Tensor]) -> bool:
+    """Whether torch has a fused optimiser for all of these."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Refuse a value that is not on the list."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
+
+
+def in_range(name: str, value: Any, low: float, high: float = float("inf")) -> None:
+    """Refuse what is not a finite number in [low, high]."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not fits or value == float("inf"):
+        bounds = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+        raise ValueError(f"{name}={value!r} must be a number {bounds}")
+
+
+def whole(name: str, value: Any, low: int, *, none: bool = False) -> None:
+    """Refuse what is not a whole number from `low` on, or None where that is allowed."""
+    if none and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name}={value!r} must be a whole number from {low} on{' or None' if none else ''}")

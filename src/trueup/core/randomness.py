@@ -1,0 +1,55 @@
+"""A random stream of one's own: the user's generators are put back as they were, and the stream can be saved."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class RandomStream:
+    """Generator states of the CPU and of the device in use, swapped in for the time of a `with` block."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.states: dict[str, Tensor] = {}
+        self._active: list[torch.device] = []
+
+    @contextmanager
+    def drawing(self, device: torch.device) -> Iterator[None]:
+        """Random numbers drawn in here come from this stream."""
+        devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+        theirs = [_get(d) for d in devices]
+        for d in devices:
+            _set(d, self.states.get(d.type, self._start(d)))
+        self._active = devices
+        try:
+            yield
+        finally:
+            self._active = []
+            for d, state in zip(devices, theirs, strict=True):
+                self.states[d.type] = _get(d)
+                _set(d, state)
+
+    def restart(self) -> None:
+        """Back to the seed."""
+        self.states = {}
+        for device in self._active:
+            _set(device, self._start(device))
+
+    def _start(self, device: torch.device) -> Tensor:
+        return torch.Generator(device).manual_seed(self.seed).get_state()
+
+
+def _get(device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,171 @@
+"""An adapter's whole state as named tensors and a header, and back again."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core import files
+from trueup.version import __version__
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+# What must be the same on both sides, and how to say it when it is not.
+IDENTITY = {
+    "method": "another method",
+    "hyperparameters": "other hyper-parameters",
+    "seed": "another seed",
+    "parameters": "other parameters to update",
+    "source": "another source model",
+}
+
+
+def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Only what changed of the model; all of the method's state, the optimiser's and the random stream's."""
+    if not adapter._built:
+        raise ValueError("there is nothing to save before the first batch; pass example= to adapt")
+    tensors = {f"net/{n}": t for n, t in adapter._watched().items() if not torch.equal(t, adapter._source[n])}
+    tensors |= {f"state/{n}": t for n, t in _tensors(adapter.state).items()}
+    if adapter._prepared:
+        tensors |= {f"fresh/{n}": t for n, t in _tensors(adapter._fresh[0]).items()}
+    tensors |= {f"random/{device}": t for device, t in adapter._random.states.items()}
+    optimizer: dict[str, dict[str, Any]] = {}
+    for i, values in _optimizer_state(adapter).items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer/{i}/{key}"] = value
+            else:
+                optimizer.setdefault(str(i), {})[key] = value
+    header = {
+        "version": __version__,
+        "head": adapter.net.head,
+        "classes": adapter.net.classes,
+        "batches": adapter.batches,
+        "updates": adapter.updates,
+        "prepared": adapter._prepared,
+        "optimizer": optimizer,
+        **_identity(adapter),
+    }
+    return tensors, header
+
+
+def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
+    """Take over a captured state; everything is checked before anything changes."""
+    if not adapter._built:
+        twin = copy.deepcopy(adapter)
+        _build_like(twin, header, path)
+        restore(twin, tensors, header, path)
+        adapter.__dict__ = twin.__dict__
+        return
+    ours = _identity(adapter)
+    for key, reason in IDENTITY.items():
+        if ours[key] != header[key]:
+            raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
+    parts: dict[str, dict[str, Tensor]] = {"net": {}, "state": {}, "fresh": {}, "random": {}, "optimizer": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = tensor
+    _fits("net", adapter._source, parts["net"], path, exact=True, whole=False)
+    for part in ("state", "fresh") if header["prepared"] else ("state",):
+        _fits(part, _tensors(adapter._fresh[0]), parts[part], path, exact=False, whole=True)
+
+    with torch.inference_mode(False), torch.no_grad():
+        if header["prepared"]:
+            _assign(adapter._fresh[0], parts["fresh"])
+        adapter._prepared = header["prepared"]
+        adapter.reset()
+        for name, target in adapter._watched().items():
+            if name in parts["net"]:
+                target.copy_(parts["net"][name])
+        _assign(adapter.state, parts["state"])
+        _assign_optimizer(adapter, parts["optimizer"], header["optimizer"])
+    adapter._random.states = parts["random"]
+    adapter.batches, adapter.updates = header["batches"], header["updates"]
+
+
+def _build_like(adapter: Adapter, header: dict[str, Any], path: str | Path) -> None:
+    """Build an adapter that has seen no batch with the head that the file names."""
+    head = header["head"]
+    if adapter._head not in (None, head):
+        raise ValueError(f"{path} has the head {head!r}, this adapter head={adapter._head!r}")
+    if head is not None and head not in dict(adapter.net.model.named_modules()):
+        raise ValueError(f"{path} belongs to another source model: it has no layer {head!r}")
+    if header["method"] != adapter.method.info.name:
+        raise ValueError(f"{path} belongs to another method: {header['method']}, here {adapter.method.info.name}")
+    adapter._build(head, header["classes"])
+
+
+def _identity(adapter: Adapter) -> dict[str, Any]:
+    """What must agree; the hyper-parameters as JSON gives them back, a function by what it selected."""
+    hyper = {k: "a function" if callable(v) else v for k, v in adapter.method.hyperparameters().items()}
+    model = adapter.net.model
+    source = {**dict(model.named_parameters()), **dict(model.named_buffers()), **adapter._source}
+    return {
+        "method": adapter.method.info.name,
+        "hyperparameters": json.loads(json.dumps(hyper)),
+        "seed": adapter._random.seed,
+        "parameters": list(adapter.net.selected),
+        "source": files.digest(source),
+    }
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _fits(
+    part: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], path: str | Path, *, exact: bool, whole: bool
+) -> None:
+    """Names, dtypes and shapes must fit; buffers of a state may have grown (`exact=False`)."""
+    if theirs.keys() - ours.keys() or (whole and ours.keys() - theirs.keys()):
+        names = sorted(ours.keys() ^ theirs.keys())
+        raise ValueError(f"{path} does not fit: its {part} differs in {_brief(names)}")
+    for name, tensor in theirs.items():
+        mine = ours[name]
+        same = tensor.shape == mine.shape if exact or isinstance(mine, nn.Parameter) else tensor.ndim == mine.ndim
+        if not same or tensor.dtype != mine.dtype:
+            raise ValueError(f"{path} does not fit: {part} {name} is {tuple(tensor.shape)} {tensor.dtype}")
+
+
+def _assign(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy into parameters; put new buffers in place of the old, whose shape may differ."""
+    mine = _tensors(module)
+    for name, tensor in tensors.items():
+        if isinstance(mine[name], nn.Parameter):
+            mine[name].copy_(tensor)
+        else:
+            prefix, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(prefix), leaf, tensor.to(mine[name].device, copy=True))
+
+
+def _optimizer_state(adapter: Adapter) -> dict[int, dict[str, Any]]:
+    if adapter._optimizer is None:
+        return {}
+    parameters = [p for group in adapter._optimizer.param_groups for p in group["params"]]
+    return {i: adapter._optimizer.state[p] for i, p in enumerate(parameters) if p in adapter._optimizer.state}
+
+
+def _assign_optimizer(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, dict[str, Any]]) -> None:
+    if adapter._optimizer is None:
+        return
+    state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in scalars.items()}
+    parameters = [p for group in adapter._optimizer.param_groups for p in group["params"]]
+    for name, tensor in tensors.items():
+        i, _, key = name.partition("/")
+        like = parameters[int(i)]
+        if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
+            tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+        state.setdefault(int(i), {})[key] = tensor
+    groups = adapter._optimizer.state_dict()["param_groups"]
+    adapter._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,0 +1,218 @@
+"""A model split at its head: features before the last linear layer, scores after it, logits as the model gives them."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.core.statistics import normalizing
+
+HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class HeadNotFoundError(ValueError):
+    """No linear layer's output is the model's logits."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One forward pass: `features` (N, D) and `scores` (N, C) at the head, `logits` as the model returns them.
+
+    Where the model has no head, features and scores are the logits. `memo` is scratch space of this call.
+    """
+
+    x: Tensor
+    features: Tensor
+    scores: Tensor
+    logits: Tensor
+    memo: dict[str, Any] = field(default_factory=dict)
+
+
+class SplitModel(nn.Module):
+    """Runs a model in eval mode under a normalisation policy and shows what goes in and out of its head."""
+
+    def __init__(
+        self, model: nn.Module, *, output: Callable[[Any], Tensor] | None = None, norm: str = "source"
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+        self.norm = norm
+        self.head: str | None = None
+        self.classes = 0
+        self.selected: dict[str, nn.Parameter] = {}
+        self._reading = False
+
+    def attach(self, head: str | None, classes: int) -> None:
+        """Fix the head by its name in the model, and the number of classes."""
+        self.head, self.classes = head, classes
+
+    def forward(self, x: Tensor, *, update: bool = False) -> Output:
+        """One pass; `update` lets the normalisation policy keep what it estimates, else it only reads."""
+        calls: list[tuple[Tensor, Tensor]] = []
+        handles = []
+        if self.head is not None:
+            layer = self.model.get_submodule(self.head)
+            handles.append(layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))))
+        try:
+            with normalizing(self.model, self.norm, update=update and not self._reading):
+                logits = self._run(x)
+                if len(calls) > 1:
+                    raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
+                features, scores = _rows(*calls[0]) if calls else (logits, logits)
+                # Squares, so that norms and sums of finite features are finite too.
+                if not bool((features.detach().square().sum() + logits.detach().square().sum()).isfinite()):
+                    raise ValueError("the model's answer to this batch is not finite: its values are too large")
+        finally:
+            for handle in handles:
+                handle.remove()
+        return Output(x, features, scores, logits)
+
+    __call__: Callable[..., Output]
+
+    def _run(self, x: Tensor) -> Tensor:
+        return as_logits(run(self.model, x), self.output, rows=len(x))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """No forward in here changes the policy's estimates."""
+        before, self._reading = self._reading, True
+        try:
+            yield
+        finally:
+            self._reading = before
+
+    @property
+    def layer(self) -> nn.Module:
+        """The head itself."""
+        if self.head is None:
+            raise HeadNotFoundError("this model has no head; name it with head=")
+        return self.model.get_submodule(self.head)
+
+    @property
+    def weight(self) -> Tensor:
+        """The head's effective weight (C, D); a kernel larger than one is summed over its taps."""
+        weight = self.layer.weight
+        assert isinstance(weight, Tensor)
+        return weight.flatten(2).sum(dim=2) if weight.ndim > 2 else weight
+
+    def classify(self, features: Tensor) -> Tensor:
+        """The head's scores of features (N, D)."""
+        bias = self.layer.bias
+        assert bias is None or isinstance(bias, Tensor)
+        if isinstance(self.layer, nn.Linear):
+            scores = self.layer(features)
+            assert isinstance(scores, Tensor)
+            return scores
+        return F.linear(features, self.weight, bias)
+
+    def clone(self) -> SplitModel:
+        """A frozen copy with its own storage: a teacher, an anchor."""
+        twin = copy.deepcopy(self)
+        return twin.requires_grad_(False)
+
+
+def run(model: nn.Module, x: Tensor) -> Any:
+    """The model's answer; what torch says of an unfit input becomes a ValueError that shows the input."""
+    try:
+        return model(x)
+    except (RuntimeError, IndexError, AssertionError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        shape = tuple(x.shape)
+        raise ValueError(f"the model cannot take x of shape {shape}, {x.dtype} on {x.device}: {error}") from error
+
+
+def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int) -> Tensor:
+    """The logits in what a model returned: a tensor, a dict's "out" or "logits", an object's `.logits`."""
+    if output is not None:
+        answer = output(answer)
+    elif isinstance(answer, dict) and ("out" in answer or "logits" in answer):
+        answer = answer["out"] if "out" in answer else answer["logits"]
+    elif not isinstance(answer, Tensor):
+        answer = getattr(answer, "logits", answer)
+    if not isinstance(answer, Tensor):
+        raise ValueError(
+            f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits"
+        )
+    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < 2 or not answer.is_floating_point():
+        raise ValueError(
+            f"for {rows} inputs the model returned {tuple(answer.shape)} {answer.dtype}; "
+            f"logits must be floating point of shape ({rows}, classes) with at least two classes"
+        )
+    return answer
+
+
+@torch.no_grad()
+def find_head(
+    model: nn.Module, x: Tensor, *, name: str | None = None, output: Callable[[Any], Tensor] | None = None
+) -> tuple[str, Tensor]:
+    """Probe a model with x: the name of its head, the last linear layer whose output is the logits, and the logits.
+
+    With `name` that layer is checked instead of searched for.
+    """
+    layers: dict[nn.Module, str] = {module: path for path, module in model.named_modules() if isinstance(module, HEADS)}
+    if name is not None and name not in layers.values():
+        near = difflib.get_close_matches(name, layers.values(), n=3, cutoff=0.3)
+        raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; near: {near}")
+    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        calls.append((layers[layer], layer, args[0], out))
+
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        logits = as_logits(run(model, x), output, rows=len(x))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+    if name is not None:
+        if any(path == name and _width(layer) == logits.shape[1] for path, layer, _, _ in calls):
+            return name, logits
+        raise HeadNotFoundError(f"head={name!r} does not give {logits.shape[1]} values per image in the forward pass")
+    paths = [path for path, *_ in calls]
+    for path, layer, inp, out in reversed(calls):
+        fits = paths.count(path) == 1 and _width(layer) == logits.shape[1] and getattr(layer, "groups", 1) == 1
+        if fits and _becomes(out, logits) and (inp.ndim == out.ndim):
+            return path, logits
+    named = [path for path, layer, *_ in calls if _width(layer) == logits.shape[1]] or paths[-3:]
+    raise HeadNotFoundError(
+        f"no linear layer's output is the model's logits (something follows it, or several are combined); "
+        f"candidates: {', '.join(dict.fromkeys(named)) or 'none'}; name one with head="
+    )
+
+
+def _width(layer: nn.Module) -> int:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight.shape[0]
+
+
+def _becomes(out: Tensor, logits: Tensor) -> bool:
+    """Whether the logits are this output, flattened or resized."""
+    if out.numel() == logits.numel():
+        return torch.equal(out.reshape(logits.shape), logits)
+    if out.ndim != 4 or logits.ndim != 4 or out.shape[:2] != logits.shape[:2]:
+        return False
+    size = logits.shape[2:]
+    resized = [F.interpolate(out, size=size, mode="nearest")]
+    resized += [F.interpolate(out, size=size, mode="bilinear", align_corners=corners) for corners in (False, True)]
+    return any(torch.allclose(each, logits, rtol=1e-4, atol=1e-5) for each in resized)
+
+
+def _rows(features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop spatial axes of size one on both sides of the head: (N, D, 1, 1) and (N, 1, 1, D) become (N, D)."""
+    if features.numel() == len(features) * max(features.shape[1:]) and scores.numel() == len(scores) * max(
+        scores.shape[1:]
+    ):
+        return features.flatten(1), scores.flatten(1)
+    return features, scores

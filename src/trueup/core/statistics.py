@@ -1,0 +1,78 @@
+"""What BatchNorm layers normalise with: the source's statistics, the batch's, or running estimates.
+
+A policy is chosen for the time of one forward pass. The layers' own buffers are put back afterwards, also when the
+forward fails; only a policy that keeps estimates writes them, and only when the whole forward went well.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Moments = tuple[Tensor, Tensor]  # mean and biased variance per channel
+
+MOMENTUM = 0.1
+
+
+def ema(running: Moments, batch: Moments) -> Moments:
+    """Running estimates: they start at the source's and move a tenth of the way to each batch's."""
+    return running[0].lerp(batch[0], MOMENTUM), running[1].lerp(batch[1], MOMENTUM)
+
+
+# A policy maps (running, batch) moments to those to normalise with and to keep; the gradient sees them as constants.
+# "source" and "batch" are torch's own two modes; in "batch" the gradient flows through the statistics.
+POLICIES: dict[str, Callable[[Moments, Moments], Moments] | None] = {"source": None, "batch": None, "ema": ema}
+
+
+@contextmanager
+def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None]:
+    """Let the BatchNorm layers of a model in eval mode follow a policy; `update` keeps what the policy estimates.
+
+    A layer that sees a single value per channel (one image, 1×1 map) has no variance to estimate and keeps its own
+    statistics.
+    """
+    if policy == "source":
+        yield
+        return
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    kept = [(layer.running_mean, layer.running_var) for layer in layers]
+    rule = POLICIES[policy]
+
+    def prepare(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        x = args[0].detach()
+        if x.numel() == x.shape[1]:
+            return
+        if rule is None:
+            layer.running_mean = layer.running_var = None  # so that torch takes the batch's and updates nothing
+            return
+        dims = [d for d in range(x.ndim) if d != 1]
+        variance, mean = torch.var_mean(x, dim=dims, correction=0)
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        running = (layer.running_mean, layer.running_var)
+        layer.running_mean, layer.running_var = rule(running, (mean.to(running[0]), variance.to(running[0])))
+
+    handles = [layer.register_forward_pre_hook(prepare) for layer in layers]
+    try:
+        yield
+        used = [(layer.running_mean, layer.running_var) for layer in layers]
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer, (mean, variance) in zip(layers, kept, strict=True):
+            layer.running_mean, layer.running_var = mean, variance
+    if rule is not None:
+        moments = [t for pair in used for t in pair if t is not None]
+        if not all(bool(t.isfinite().all()) for t in moments):
+            raise ValueError(
+                "the batch's normalisation statistics are not finite: its values are too large for this model"
+            )
+        if update:
+            with torch.no_grad():
+                for old, new in zip(kept, used, strict=True):
+                    for target, value in zip(old, new, strict=True):
+                        if target is not None and value is not None:
+                            target.copy_(value)

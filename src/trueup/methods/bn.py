@@ -1,0 +1,20 @@
+"""Batch statistics in BatchNorm layers, and nothing else."""
+
+from dataclasses import dataclass
+
+from trueup.core.method import Info, Method
+from trueup.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Bn(Method):
+    """Normalise with the statistics of the test batch; no parameter changes."""
+
+    norm: str = "batch"
+
+    info = Info(
+        name="bn",
+        title="BatchNorm adaptation",
+        paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
+    )

@@ -1,0 +1,71 @@
+"""EATA: ETA with a penalty that keeps what mattered for the source where it was."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.core.method import Info, in_range
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.methods.eta import Eta
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Eata(Eta):
+    """ETA's loss plus fisher_weight · Σ_j F_j (θ_j - θ0_j)², with F from source images given to `adapter.prepare`."""
+
+    fisher_weight: float = 2000.0
+    """Weight of the penalty."""
+
+    info = Info(
+        name="eata",
+        title="EATA",
+        paper="Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022",
+        needs=("prepare",),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("fisher_weight", self.fisher_weight, 0)
+
+    def init(self, net: SplitModel) -> nn.Module:
+        """Fisher information F and the source values θ0, in the order of the selected parameters."""
+        state = super().init(net)
+        state.fisher = _buffers([torch.zeros_like(p) for p in net.selected.values()])
+        state.anchor = _buffers([p.detach().clone() for p in net.selected.values()])
+        return state
+
+    def prepare(self, net: SplitModel, loader: Iterable[Tensor], state: Any) -> None:
+        """F: the squared gradient of a batch's mean cross-entropy with its own predictions, averaged over batches."""
+        parameters, fisher = list(net.selected.values()), list(state.fisher.buffers())
+        batches = 0
+        for x in loader:
+            logits = net(x).logits
+            grads = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(dim=1)), parameters, allow_unused=True)
+            for total, grad in zip(fisher, grads, strict=True):
+                if grad is not None:
+                    total += grad.square()
+            batches += 1
+        for total in fisher:
+            total /= batches
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
+        """ETA's loss and the penalty; None where ETA selects no sample."""
+        loss = super().loss(net, out, state)
+        if loss is None:
+            return None
+        triples = zip(net.selected.values(), state.fisher.buffers(), state.anchor.buffers(), strict=True)
+        penalty = sum(((f * (p - p0).square()).sum() for p, f, p0 in triples), torch.zeros_like(loss))
+        return loss + self.fisher_weight * penalty
+
+
+def _buffers(tensors: list[Tensor]) -> nn.Module:
+    module = nn.Module()
+    for i, tensor in enumerate(tensors):
+        module.register_buffer(str(i), tensor)
+    return module

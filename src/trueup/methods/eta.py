@@ -1,0 +1,84 @@
+"""ETA: entropy minimisation on samples that are reliable and not redundant."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.core.method import GradientMethod, Info, Named, fusable, in_range
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import entropy
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Eta(GradientMethod):
+    """L = mean of exp(E0 - H_i) H_i over samples with H_i < E0 whose prediction differs from the running mean m."""
+
+    lr: float = 2.5e-4
+    params: Params = "norm"
+    margin: float = 0.4
+    """E0 as a factor of ln C: entropy below which a sample is reliable."""
+    redundancy: float | str = "auto"
+    """ε: cosine with m from which a sample is redundant. "auto" is max(0.05, 1.25/√C): the reference value 0.05 rejects
+    nearly all samples of a task with fewer than 400 classes, because even a one-hot prediction has cosine 1/√C."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+
+    info = Info(
+        name="eta",
+        title="ETA",
+        paper="Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("margin", self.margin, 0)
+        in_range("momentum", self.momentum, 0, 1)
+        if self.redundancy != "auto":
+            in_range("redundancy", self.redundancy, 0)
+
+    def init(self, net: SplitModel) -> nn.Module:
+        """The running mean m of selected predictions; zero until there is one."""
+        state = nn.Module()
+        state.register_buffer("mean", torch.zeros(net.classes, device=_device(net)))
+        return state
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
+        """Weighted entropy of the selected samples; None where none is selected."""
+        classes = out.logits.shape[1]
+        epsilon = max(0.05, 1.25 / math.sqrt(classes)) if self.redundancy == "auto" else float(self.redundancy)
+        h = entropy(out.logits)
+        probs = F.softmax(out.logits.detach(), dim=1)
+        # With m = 0, before any sample was selected, the cosine is 0 and nothing is redundant.
+        similarity = F.cosine_similarity(state.mean.to(probs).unsqueeze(0), probs, dim=1).abs()
+        threshold = self.margin * math.log(classes)
+        chosen = (h.detach() < threshold) & ((similarity < epsilon) | ~state.mean.any())
+        out.memo["chosen"] = probs[chosen]
+        if not bool(chosen.any()):
+            return None
+        h = h[chosen]
+        return (torch.exp(threshold - h.detach()) * h).mean()
+
+    def after(self, net: SplitModel, out: Output, state: Any) -> None:
+        """m moves a tenth of the way to the mean of what was selected."""
+        chosen = out.memo.get("chosen")
+        if chosen is not None and len(chosen):
+            mean = chosen.mean(dim=0).to(state.mean)
+            state.mean.copy_(torch.where(state.mean.any(), 0.9 * state.mean + 0.1 * mean, mean))
+
+    def optimizer(self, named: Named) -> torch.optim.Optimizer:
+        """SGD with momentum."""
+        parameters = [p for _, p in named]
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fusable(parameters))
+
+
+def _device(net: SplitModel) -> torch.device:
+    tensors: Iterable[Tensor] = net.parameters()
+    return next(iter(tensors)).device

@@ -1,0 +1,79 @@
+"""LAME: correct the predictions of a batch so that similar features agree; the model stays as it is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trueup.core.method import Info, Method, one_of, whole
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Lame(Method):
+    """The fixed point of Y = softmax(log s + W Y), for an affinity W between the images of a batch."""
+
+    affinity: str = "rbf"
+    """W: "knn" (1 for the nearest neighbours), "rbf" (Gaussian of the distance), "linear" (cosine)."""
+    neighbors: int = 5
+    """Neighbours for "knn"; for "rbf" the width is the mean distance to this neighbour, the image itself counted."""
+    symmetric: bool = False
+    """Make "knn" symmetric: the mean of W and its transpose."""
+
+    info = Info(
+        name="lame",
+        title="LAME",
+        paper="Boudiaf et al., Parameter-Free Online Test-Time Adaptation, CVPR 2022",
+        needs=("head",),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("affinity", self.affinity, ("knn", "rbf", "linear"))
+        whole("neighbors", self.neighbors, 1)
+        one_of("symmetric", self.symmetric, (True, False))
+
+    def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """Log-probabilities; those of the model for a batch of one image."""
+        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
+        if len(logits) == 1:
+            return F.log_softmax(logits, dim=1).to(out.logits)
+        features = F.normalize(out.features.to(logits.dtype), p=2, dim=1)
+        return propagate((F.softmax(logits, dim=1) + 1e-10).log(), self.weights(features)).to(out.logits)
+
+    def weights(self, features: Tensor) -> Tensor:
+        """The affinity matrix W (N, N) of unit features."""
+        if self.affinity == "linear":
+            return features @ features.T
+        distance = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
+        n = len(features)
+        if self.affinity == "rbf":
+            nearest = distance.topk(min(self.neighbors, n), dim=1, largest=False).values
+            sigma = nearest[:, -1].mean().clamp(min=1e-6)
+            return torch.exp(-distance.square() / (2 * sigma.square()))
+        nearest = distance.fill_diagonal_(torch.inf).topk(min(self.neighbors, n - 1), dim=1, largest=False).indices
+        weights = torch.zeros_like(distance).scatter_(1, nearest, 1.0)
+        return (weights + weights.T) / 2 if self.symmetric else weights
+
+
+def propagate(log_s: Tensor, weights: Tensor, iterations: int = 100) -> Tensor:
+    """Iterate log Y = log_softmax(log s + W Y) until the energy of the problem stands still."""
+    log_y, before = F.log_softmax(log_s, dim=1), torch.inf
+    for i in range(iterations):
+        pull = weights @ log_y.exp()
+        log_y = F.log_softmax(log_s + pull, dim=1)
+        energy = float(energy_of(log_s, weights, log_y))
+        if i > 1 and abs(energy - before) <= 1e-8 * abs(before):
+            break
+        before = energy
+    return log_y
+
+
+def energy_of(log_s: Tensor, weights: Tensor, log_y: Tensor) -> Tensor:
+    """E(Y) = Σ Y (-log s) - Y (W Y) + Y log Y."""
+    y = log_y.exp()
+    return (y * (-log_s - weights @ y + y.clamp(min=1e-20).log())).sum()

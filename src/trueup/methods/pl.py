@@ -1,0 +1,38 @@
+"""Pseudo-labels: train on the model's own confident predictions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from trueup.core.method import GradientMethod, Info, in_range
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Pl(GradientMethod):
+    """L = mean CE(p_i, argmax p_i) over the samples whose confidence is above the threshold."""
+
+    threshold: float = 0.9
+    """Confidence above which a prediction is taken for a label."""
+
+    info = Info(
+        name="pl",
+        title="Pseudo-labelling",
+        paper="Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML workshop 2013",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("threshold", self.threshold, 0, 1)
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
+        """Cross-entropy with the confident predictions; None where there is none."""
+        confidence, label = F.softmax(out.logits.detach(), dim=1).max(dim=1)
+        confident = confidence > self.threshold
+        if not bool(confident.any()):
+            return None
+        return F.cross_entropy(out.logits, label, reduction="none")[confident].mean()

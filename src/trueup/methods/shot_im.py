@@ -1,0 +1,30 @@
+"""SHOT-IM: information maximisation with the classifier frozen."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trueup.core.method import GradientMethod, Info
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import entropy, negative_diversity
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ShotIm(GradientMethod):
+    """L = mean_i H(p_i) + Σ_k p̄_k log p̄_k: each prediction certain, all together diverse."""
+
+    params: Params = "backbone"
+
+    info = Info(
+        name="shot-im",
+        title="SHOT-IM",
+        paper="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
+    )
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """Mean entropy minus the entropy of the mean."""
+        return entropy(out.logits).mean() + negative_diversity(out.logits)

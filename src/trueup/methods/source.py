@@ -1,0 +1,14 @@
+"""The source model as it is: the row to beat."""
+
+from dataclasses import dataclass
+
+from trueup.core.method import Info, Method
+from trueup.core.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Source(Method):
+    """No adaptation: the paper's ERM row."""
+
+    info = Info(name="source", title="No adaptation", paper="Vapnik, Statistical Learning Theory, 1998 (ERM)")

@@ -1,0 +1,31 @@
+"""Tent: minimise the entropy of predictions through the affine parameters of normalisation layers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from trueup.core.method import GradientMethod, Info
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import entropy
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Tent(GradientMethod):
+    """L = mean_i H(p_i)."""
+
+    lr: float = 1e-3
+    params: Params = "norm"
+
+    info = Info(
+        name="tent",
+        title="Tent",
+        paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
+    )
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """The mean entropy of the batch."""
+        return entropy(out.logits).mean()

@@ -1,0 +1,103 @@
+"""TSD: test-time self-distillation and memorised spatial local clustering.
+
+Two variants: "paper" computes what the paper defines, "released" what the authors' repository does. The differences and
+their effects are in docs/tsd-paper-and-released.md.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trueup.core.method import GradientMethod, Info, in_range, one_of, whole
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import cosine, kl_divergence, soft_cross_entropy
+from trueup.memory import Bank
+from trueup.methods.t3a import remember
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Tsd(GradientMethod):
+    """L = L_tsd + λ L_mslc: features towards the prototypes of their class, predictions towards their neighbours'."""
+
+    per_class: int | None = 100
+    """M: how many entries of lowest entropy each class keeps in the bank; None keeps all."""
+    neighbors: int = 3
+    """K: neighbours in the bank that a prediction is aligned with."""
+    alignment: float | None = None
+    """λ: weight of the alignment with neighbours; 0.1, and 0 in the released variant."""
+    consistency: bool | None = None
+    """Learn only from samples whose nearest prototype agrees with the prediction; not in the released variant."""
+    variant: str = "paper"
+    """"paper" or "released"."""
+
+    info = Info(
+        name="tsd",
+        title="TSD",
+        paper="Wang et al., Feature Alignment and Uniformity for Test Time Adaptation, CVPR 2023",
+        needs=("head",),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("variant", self.variant, ("paper", "released"))
+        paper = self.variant == "paper"
+        if self.alignment is None:
+            object.__setattr__(self, "alignment", 0.1 if paper else 0.0)
+        if self.consistency is None:
+            object.__setattr__(self, "consistency", paper)
+        whole("per_class", self.per_class, 1, none=True)
+        whole("neighbors", self.neighbors, 1)
+        in_range("alignment", self.alignment, 0)
+        one_of("consistency", self.consistency, (True, False))
+        if self.consistency and not paper:
+            raise ValueError('consistency=True: variant="released" has no consistency filter; use variant="paper"')
+
+    def init(self, net: SplitModel) -> Bank:
+        """A bank that starts with the classifier's weights w_k, which also stand in for classes without entries."""
+        weight, released = net.weight.detach().clone(), self.variant == "released"
+        bank = Bank(net.classes, weight.shape[1], self.per_class, weight, unit=released, order=1 if released else 2)
+        bank.register_buffer("start", weight.to(bank.features.dtype))
+        remember(bank, weight, net.classify(weight).detach())
+        return bank
+
+    def observe(self, net: SplitModel, out: Output, state: Bank) -> None:
+        """The batch enters the bank before the prototypes are computed."""
+        remember(state, out.features, out.scores)
+
+    def loss(self, net: SplitModel, out: Output, state: Bank) -> Tensor | None:
+        """One of the two variants."""
+        assert self.alignment is not None
+        z, p = out.features.to(state.features.dtype), out.scores.to(state.features.dtype)
+        return self._paper(z, p, state, self.alignment) if self.variant == "paper" else self._released(z, p, state)
+
+    def _paper(self, z: Tensor, p: Tensor, bank: Bank, alignment: float) -> Tensor | None:
+        s = F.softmax(p, dim=1)
+        prototypes = torch.where((bank.counts > 0).unsqueeze(1), bank.prototypes(), bank.get_buffer("start"))
+        u = cosine(z, prototypes)
+        each = soft_cross_entropy(s.detach(), u)
+        if self.consistency:
+            agrees = p.argmax(dim=1) == u.argmax(dim=1)
+            survivors = int(agrees.sum())
+            if survivors == 0 and alignment == 0:
+                return None  # a step with zero gradient would still move the weights by Adam's momentum
+            distillation = (agrees * each).sum() / max(1, survivors)
+        else:
+            distillation = each.mean()
+        if alignment == 0:
+            return distillation
+        similarity, q = bank.neighbors(z.detach(), self.neighbors)
+        distance = (s.unsqueeze(1) - q).square().sum(dim=2)
+        return distillation + alignment * (similarity * distance).mean()
+
+    def _released(self, z: Tensor, p: Tensor, bank: Bank) -> Tensor:
+        # Sums of unit features and their means have the same direction, so either serves here.
+        u = F.normalize(z, p=1, dim=1) @ F.normalize(bank.prototypes(), p=1, dim=1).T
+        loss = kl_divergence(u, F.softmax(p.detach(), dim=1)).mean()
+        if not self.alignment:
+            return loss
+        similarity, q = bank.neighbors(z.detach(), self.neighbors)
+        return loss - self.alignment * (similarity * (p.unsqueeze(1) - q).square().sum(dim=2)).mean()
