@@ -262,7 +262,7 @@ class Adapter(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._source = {name: fn(t) for name, t in self._source.items()}
         for module in self._fresh:
             module._apply(fn, recurse)

@@ -68,5 +68,5 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        total.update(memoryview(flat.view(dtype=torch.uint8).numpy()))
+        total.update(flat.view(dtype=torch.uint8).numpy().data)
     return total.hexdigest()
