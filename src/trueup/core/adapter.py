@@ -105,7 +105,7 @@ class Adapter(nn.Module):
                     x = x[n:]
             return answers[0] if len(answers) == 1 else torch.cat(answers)
 
-    __call__: Callable[[Tensor], Tensor]
+    __call__: Callable[..., Tensor]
 
     def _take(self, x: Tensor) -> Tensor:
         method, net, state = self.method, self.net, self.state

@@ -1,0 +1,160 @@
+"""What a method answers."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.core.statistics import MOMENTUM, POLICIES
+from trueup.testing import toys
+from trueup.testing.case import Case, SkipCheck, frozen_tensors, play, same, stream
+from trueup.testing.checks.contract import check
+
+
+@check
+def output(case: Case) -> None:
+    """One finite row per image, of the model's dtype, without gradient."""
+    for x in stream(3):
+        answer = case.adapter()(x)
+        assert answer.shape == (len(x), toys.CLASSES)
+        assert answer.dtype == x.dtype
+        assert answer.isfinite().all()
+        assert not answer.requires_grad
+        assert answer.grad_fn is None
+
+
+@check
+def lr_zero_is_the_plain_forward(case: Case) -> None:
+    """With a learning rate of 0 the answers are the model's own, and no parameter moves."""
+    _learning(case)
+    model = toys.convnet()
+    adapter = case.adapter(model, lr=0.0, norm="source")
+    with torch.no_grad():
+        for x in stream(3):
+            torch.testing.assert_close(adapter(x), model(x))
+    assert all(torch.equal(p, q) for p, q in zip(adapter.net.model.parameters(), model.parameters(), strict=True))
+
+
+def _learning(case: Case) -> None:
+    if not case.learns:
+        raise SkipCheck("takes no gradient steps")
+
+
+@check
+def normalisation(case: Case) -> None:
+    """Each policy equals BatchNorm written by hand; only "ema" moves the running estimates."""
+    for policy in POLICIES:
+        model = toys.convnet()
+        adapter = case.adapter(model, norm=policy, **({"lr": 0.0} if case.learns else {}))
+        running = {i: [b.clone() for b in list(_bn(model, i).buffers())[:2]] for i in (0, 1)}
+        for x in stream(3):
+            adapter(x)
+            expected = _by_hand(model, x, policy, running)
+            with torch.no_grad():
+                if policy != "ema":  # a second pass would move on from what the first has kept
+                    torch.testing.assert_close(adapter.net(x).logits, expected, rtol=1e-4, atol=1e-4)
+        for i in (0, 1):
+            for mine, theirs in zip(list(_bn(adapter.net.model, i).buffers())[:2], running[i], strict=True):
+                if policy == "ema":
+                    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+                else:
+                    assert torch.equal(mine, theirs), f"{policy} wrote to the running estimates"
+
+
+def _bn(model: nn.Module, i: int) -> nn.Module:
+    return model.get_submodule(f"bn{i}")
+
+
+def _by_hand(model: nn.Module, x: Tensor, policy: str, running: dict[int, list[Tensor]]) -> Tensor:
+    """The tiny network's forward, BatchNorm spelt out; moves `running` as "ema" says."""
+    with torch.no_grad():
+        for i in (0, 1):
+            x = F.conv2d(x, model.get_parameter(f"conv{i}.weight"), stride=2, padding=1)
+            mean, var = running[i]
+            n = x.numel() / x.shape[1]
+            batch_mean = x.sum(dim=(0, 2, 3)) / n
+            batch_var = (x - batch_mean.view(1, -1, 1, 1)).square().sum(dim=(0, 2, 3)) / n
+            if policy == "batch":
+                mean, var = batch_mean, batch_var
+            elif policy == "ema":
+                mean = (1 - MOMENTUM) * mean + MOMENTUM * batch_mean
+                var = (1 - MOMENTUM) * var + MOMENTUM * batch_var
+                running[i] = [mean, var]
+            x = (x - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt()
+            x = x * model.get_parameter(f"bn{i}.weight").view(1, -1, 1, 1)
+            x = (x + model.get_parameter(f"bn{i}.bias").view(1, -1, 1, 1)).relu()
+        return F.linear(x.mean(dim=(2, 3)), model.get_parameter("head.weight"), model.get_parameter("head.bias"))
+
+
+@check
+def layer_norm_network(case: Case) -> None:
+    """A network without BatchNorm works; "norm" finds its LayerNorms; dropout is off."""
+    adapter = case.adapter(toys.patchnet(), **({"params": "norm"} if case.learns else {}))
+    answers = play(adapter, stream(3))
+    assert all(a.isfinite().all() for a in answers)
+    allowed = {f"norm{i}.{n}" for i in (0, 1) for n in ("weight", "bias")} if case.learns else set()
+    assert set(adapter.net.selected) == allowed
+    x = stream(1)[0]
+    with torch.no_grad():
+        assert torch.equal(adapter.net(x).logits, adapter.net(x).logits)
+
+
+@check
+def gradient_contexts(case: Case) -> None:
+    """The same under no_grad and inference_mode, also with inputs and adapters made there."""
+    xs = stream(3)
+    expected = play(case.adapter(), xs)
+    with torch.no_grad():
+        assert same(expected, play(case.adapter(), xs))
+    with torch.inference_mode():
+        adapter = case.adapter()
+        assert same(expected, play(adapter, [x.clone() for x in xs]))
+    adapter.reset()
+    assert same(expected, play(adapter, [x.clone().requires_grad_() for x in xs]))
+
+
+@check
+def ragged_batches(case: Case) -> None:
+    """Batches of any size, down to one image, and nothing that is not finite in the state."""
+    adapter = case.adapter()
+    for n in (24, 7, 1, 1, 2, 24):
+        answer = adapter(stream(1, n, seed=n)[0])
+        assert answer.shape == (n, toys.CLASSES)
+        assert answer.isfinite().all()
+    assert all(t.isfinite().all() for t in frozen_tensors(adapter))
+
+
+@check
+def double_precision(case: Case) -> None:
+    """A float64 model gives float64 answers, close to those in float32."""
+    x = stream(1)[0]
+    model = toys.convnet()
+    single, double = case.adapter(model)(x), case.adapter(model.double())(x.double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(single.double(), double, rtol=1e-3, atol=1e-3)
+
+
+@check
+def permutation(case: Case) -> None:
+    """The order of the images in a batch does not matter, neither for their answers nor for the next batch's."""
+    model = toys.convnet().double()
+    x, later = (b.double() for b in stream(2))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    a, b = case.adapter(model), case.adapter(model)
+    torch.testing.assert_close(a(x)[order], b(x[order]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(a(later), b(later), rtol=1e-4, atol=1e-4)
+
+
+@check
+def not_worse_than_source(case: Case) -> None:
+    """On a gentle shift, over 20 batches, accuracy is at most two points below the source's."""
+    batches = [toys.images(32, seed=70_000 + i, shift=0.85) for i in range(20)]
+    model = toys.convnet()
+    adapter = case.adapter(model)
+
+    def accuracy(answer: Callable[[Tensor], Tensor]) -> float:
+        return float(torch.cat([answer(x).argmax(dim=1) == y for x, y in batches]).float().mean())
+
+    ours, source = accuracy(adapter), accuracy(model)
+    assert ours >= source - 0.02, f"{ours:.1%} after {source:.1%}"

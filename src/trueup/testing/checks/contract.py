@@ -1,0 +1,29 @@
+"""The list of checks, and how to run them all."""
+
+from collections.abc import Callable
+from typing import Any
+
+from trueup.core.method import Method
+from trueup.testing.case import Case, SkipCheck
+
+Check = Callable[[Case], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    """Add a function to the contract under its own name."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def check_method(method: type[Method], **hyper: Any) -> None:
+    """Run every check on a method; an AssertionError names those that fail."""
+    failures = []
+    for name, check in CHECKS.items():
+        try:
+            check(Case(method, hyper))
+        except SkipCheck:
+            continue
+        except Exception as error:
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+    assert not failures, f"{method.__name__} breaks the contract:\n" + "\n".join(failures)
