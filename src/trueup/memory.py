@@ -155,15 +155,15 @@ class Bank(nn.Module):
 
     def _search(self, queries: Tensor, k: int, size: int) -> tuple[Tensor, Tensor]:
         similarity = (queries @ self.features[:size].T).mul_(self.scale[:size])
-        if self.order == 2:  # rounding must not put an older copy of a feature before the feature itself
-            similarity.clamp_(max=1 - 16 * torch.finfo(similarity.dtype).eps)
         top = similarity.topk(min(k + 1, size), dim=1)
         values, rows = top.values[:, :k], top.indices[:, :k]
         if k < size:
-            tied = (top.values[:, k] == values[:, -1]).nonzero().squeeze(1)  # a tie at the edge: the newest wins
-            edge, among = values[tied, -1:], similarity[tied]
-            age = torch.where(among == edge, self.arrival[:size], -1)
-            age[among > edge] = torch.iinfo(age.dtype).max
+            # Copies of a feature may differ by rounding. Where the choice ends among such equals, the newest win.
+            tolerance = 8 * torch.finfo(similarity.dtype).eps
+            tied = (values[:, -1] - top.values[:, k] <= tolerance).nonzero().squeeze(1)
+            among, edge = similarity[tied], values[tied, -1:]
+            age = torch.where(among >= edge - tolerance, self.arrival[:size], -1)
+            age[among > edge + tolerance] = torch.iinfo(age.dtype).max
             rows[tied] = age.topk(k, dim=1).indices
             values[tied] = among.gather(1, rows[tied])
         return values, rows
