@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -45,6 +46,7 @@ class Method:
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
         one_of("norm", self.norm, tuple(POLICIES))
+        flag("episodic", self.episodic)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The state: a module whose buffers are remembered and whose parameters join the optimiser."""
@@ -100,10 +102,8 @@ class GradientMethod(Method):
         super().__post_init__()
         in_range("lr", self.lr, 0)
         whole("steps", self.steps, 1)
-        if not (callable(self.params) or (isinstance(self.params, str) and self.params)):
-            raise ValueError(
-                f"params={self.params!r} must be a keyword, a regular expression or a function of the name"
-            )
+        if not callable(self.params):
+            pattern("params", self.params)
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """The optimiser of the parameters that are updated: Adam, with torch's other defaults."""
@@ -120,6 +120,22 @@ def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Refuse a value that is not on the list."""
     if value not in allowed:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
+
+
+def pattern(name: str, value: Any) -> None:
+    """Refuse what is no regular expression; a keyword is one, too."""
+    try:
+        fits = isinstance(value, str) and value and re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{name}={value!r} is no regular expression: {error}") from error
+    if not fits:
+        raise ValueError(f"{name}={value!r} must be a keyword, a regular expression or a function of the name")
+
+
+def flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False")
 
 
 def in_range(name: str, value: Any, low: float, high: float = float("inf")) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -127,8 +126,8 @@ def run(model: nn.Module, x: Tensor) -> Any:
     except (RuntimeError, IndexError, AssertionError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        shape = tuple(x.shape)
-        raise ValueError(f"the model cannot take x of shape {shape}, {x.dtype} on {x.device}: {error}") from error
+        shape = tuple(x.shape[1:])
+        raise ValueError(f"the model cannot take images of shape {shape}, {x.dtype} on {x.device}: {error}") from error
 
 
 def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int) -> Tensor:
@@ -161,8 +160,8 @@ def find_head(
     """
     layers: dict[nn.Module, str] = {module: path for path, module in model.named_modules() if isinstance(module, HEADS)}
     if name is not None and name not in layers.values():
-        near = difflib.get_close_matches(name, layers.values(), n=3, cutoff=0.3)
-        raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; near: {near}")
+        last = ", ".join(list(layers.values())[-3:])
+        raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
     calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
 
     def note(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import Info, Method, one_of, whole
+from trueup.core.method import Info, Method, flag, one_of, whole
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
 
@@ -35,7 +35,7 @@ class Lame(Method):
         super().__post_init__()
         one_of("affinity", self.affinity, ("knn", "rbf", "linear"))
         whole("neighbors", self.neighbors, 1)
-        one_of("symmetric", self.symmetric, (True, False))
+        flag("symmetric", self.symmetric)
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Log-probabilities; those of the model for a batch of one image."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, in_range, one_of, whole
+from trueup.core.method import GradientMethod, Info, flag, in_range, one_of, whole
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
 from trueup.losses import cosine, kl_divergence, soft_cross_entropy
@@ -52,7 +52,7 @@ class Tsd(GradientMethod):
         whole("per_class", self.per_class, 1, none=True)
         whole("neighbors", self.neighbors, 1)
         in_range("alignment", self.alignment, 0)
-        one_of("consistency", self.consistency, (True, False))
+        flag("consistency", self.consistency)
         if self.consistency and not paper:
             raise ValueError('consistency=True: variant="released" has no consistency filter; use variant="paper"')
 

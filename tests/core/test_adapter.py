@@ -1,0 +1,263 @@
+"""The adapter's own behaviour, beyond the contract of methods."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trueup
+from trueup import GradientMethod, Info, Method, Output, SplitModel
+from trueup.testing import convnet, images, patchnet
+
+X = images(16, seed=0, shift=1.0)[0]
+
+
+def test_unknown_names_come_with_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"no method is called 'tetn'; did you mean 'tent'\? There are: source, bn"):
+        trueup.adapt(convnet(), "tetn")
+    with pytest.raises(TypeError, match=r"tsd has no hyper-parameter 'neighbours'; did you mean 'neighbors'\?"):
+        trueup.adapt(convnet(), "tsd", neighbours=3)
+
+
+def test_a_method_object_serves_too() -> None:
+    tent = trueup.get_method("tent")(lr=0.5)
+    assert trueup.adapt(convnet(), tent).method is tent
+    with pytest.raises(TypeError, match=r"go into Tent\(\.\.\.\): lr"):
+        trueup.adapt(convnet(), tent, lr=0.1)
+    with pytest.raises(TypeError, match="name or a Method"):
+        trueup.adapt(convnet(), 3)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        trueup.adapt(lambda x: x, "tent")
+    with pytest.raises(TypeError, match="an adapter already"):
+        trueup.adapt(trueup.adapt(convnet(), "tent"), "tent")
+
+
+def test_a_model_that_cannot_be_copied_is_refused_with_the_way_out() -> None:
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+            self.kept = self.head.weight * 2
+
+    with pytest.raises(ValueError, match=r"cannot be copied.*parametrizations\.weight_norm"):
+        trueup.adapt(Holder(), "tent")
+
+
+def test_repr_before_and_after_the_first_batch() -> None:
+    adapter = trueup.adapt(convnet(), "tent")
+    assert repr(adapter).endswith("waiting for its first batch")
+    adapter(X)
+    assert repr(adapter).endswith("updates 80 of 4.1k values, head 'head'")
+    assert repr(adapter).startswith("Tent(lr=0.001, params='norm', steps=1, norm='batch', episodic=False)")
+
+
+def test_unwrap_is_a_plain_copy() -> None:
+    adapter = trueup.adapt(convnet(), "tent", lr=0.1, norm="source")
+    adapter(X)
+    plain = adapter.unwrap()
+    assert type(plain) is nn.Sequential
+    with torch.no_grad():
+        expected = plain(X)
+        assert torch.equal(adapter(X), expected)
+        assert torch.equal(plain(X), expected)  # adapting further does not touch it
+
+
+def test_messages_say_what_to_do() -> None:
+    adapter = trueup.adapt(convnet(), "tent")
+    bad = X.clone()
+    bad[[2, 5], 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"NaN or infinite, in rows \[2, 5\]"):
+        adapter(bad)
+    with pytest.raises(ValueError, match=r"x\.float\(\) / 255"):
+        adapter((X * 100).to(torch.uint8))
+    with pytest.raises(ValueError, match=r"convert x with x\.to\(torch\.float32\)"):
+        adapter(X.double())
+    with pytest.raises(ValueError, match=r"cannot take images of shape \(2, 16, 16\)"):
+        adapter(X[:, :2])
+    with pytest.raises(ValueError, match="x is on meta, the model on cpu"):
+        adapter(X.to("meta"))
+    with pytest.raises(ValueError, match=r"shape \(0, 3, 16, 16\): expected a batch with at least one image"):
+        adapter(X[:0])
+
+
+def test_example_builds_at_once() -> None:
+    adapter = trueup.adapt(convnet(), "tsd", example=X)
+    assert adapter.net.head == "head"
+    assert adapter.batches == 0
+    with pytest.raises(ValueError, match="NaN"):
+        trueup.adapt(convnet(), "tsd", example=X * torch.nan)
+
+
+def test_params_none_updates_nothing() -> None:
+    adapter = trueup.adapt(convnet(), "tsd", params="none")
+    adapter(X)
+    assert adapter.updates == 0
+    assert adapter.state.size > 6
+
+
+def test_frozen_models_are_adapted_all_the_same() -> None:
+    adapter = trueup.adapt(convnet().requires_grad_(False), "tsd")
+    adapter(X)
+    assert adapter.updates == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploding(GradientMethod):
+    """A loss whose gradient is not finite from the third batch on."""
+
+    info = Info(name="exploding", title="Exploding", paper="none")
+
+    def init(self, net: SplitModel) -> nn.Module:
+        state = nn.Module()
+        state.register_buffer("seen", torch.zeros(1))
+        return state
+
+    def observe(self, net: SplitModel, out: Output, state: Any) -> None:
+        state.seen += 1
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        zero = out.logits.sum() * 0
+        return zero.abs().sqrt() if float(state.seen) > 2 else out.logits.square().mean()
+
+
+def test_a_gradient_that_is_not_finite_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = trueup.adapt(convnet(), Exploding(lr=1e-3))
+    adapter(X)
+    adapter(X)
+    before = [p.clone() for p in adapter.net.parameters()]
+    with caplog.at_level(logging.WARNING, logger="trueup"):
+        adapter(X)
+    assert "the gradient is not finite" in caplog.text
+    assert adapter.updates == 2
+    assert all(torch.equal(a, b) for a, b in zip(before, adapter.net.parameters(), strict=True))
+    for state in adapter._optimizer.state.values():
+        assert all(v.isfinite().all() for v in state.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chatty(GradientMethod):
+    """Uses every hook: random views, learnt parameters, a teacher, rows one at a time, a reset by itself."""
+
+    lr: float = 1e-2
+    limit: int = 3
+
+    info = Info(name="chatty", title="Chatty", paper="none", needs=("head",))
+
+    def init(self, net: SplitModel) -> nn.Module:
+        state = nn.Module()
+        state.projector = nn.Linear(net.weight.shape[1], 2)
+        state.teacher = net.clone()
+        state.register_buffer("taken", torch.zeros(1, dtype=torch.int64))
+        return state
+
+    def rows(self, state: Any, n: int) -> int:
+        return min(n, 4)
+
+    def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
+        out = net(x + 0.1 * torch.randn_like(x), update=True)
+        out.memo["target"] = state.teacher(x).logits.softmax(dim=1)
+        return out
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        fit = -(out.memo["target"] * out.logits.log_softmax(dim=1)).sum(dim=1).mean()
+        return fit + state.projector(out.features).square().mean()
+
+    def after(self, net: SplitModel, out: Output, state: Any) -> Any:
+        state.taken += 1
+        return "reset" if int(state.taken) == self.limit else None
+
+
+def chatty(**hyper: Any) -> trueup.Adapter:
+    return trueup.adapt(convnet(), Chatty(**hyper), example=X)
+
+
+def test_rows_are_taken_in_turn() -> None:
+    adapter = chatty(limit=100)
+    answer = adapter(X[:10])
+    assert answer.shape == (10, 6)
+    assert (adapter.batches, adapter.updates) == (3, 3)
+    other = chatty(limit=100)
+    assert torch.equal(answer, torch.cat([other(part) for part in X[:10].split(4)]))
+
+
+def test_learnt_state_joins_the_optimiser_and_teachers_do_not() -> None:
+    adapter = chatty(limit=100)
+    projector, teacher = adapter.state.projector.weight.clone(), adapter.state.teacher.weight.clone()
+    adapter(X)
+    assert not torch.equal(adapter.state.projector.weight, projector)
+    assert torch.equal(adapter.state.teacher.weight, teacher)
+
+
+def test_a_method_may_ask_for_a_reset() -> None:
+    adapter = chatty(limit=3)
+    first = adapter(X[:12])
+    assert (adapter.batches, int(adapter.state.taken)) == (0, 0)
+    assert torch.equal(first, adapter(X[:12]))
+
+
+def test_random_views_resume_and_reset_exactly(tmp_path: Any) -> None:
+    adapter = chatty(limit=100)
+    torch.manual_seed(5)
+    adapter(X)
+    state = torch.get_rng_state()
+    first = adapter(X)
+    assert torch.equal(state, torch.get_rng_state())
+    adapter.save(tmp_path / "s")
+    other = trueup.adapt(convnet(), Chatty(limit=100))
+    other.load(tmp_path / "s")
+    assert torch.equal(adapter(X), other(X))
+    adapter.reset()
+    adapter(X)
+    assert torch.equal(first, adapter(X))
+    assert not torch.equal(chatty(limit=100)(X), trueup.adapt(convnet(), Chatty(limit=100), seed=1)(X))
+
+
+def test_moving_keeps_all_parts_together() -> None:
+    """Device moves need hardware; a change of dtype goes the same way through model, memory and optimiser."""
+    adapter = trueup.adapt(convnet(), "tsd", lr=1e-3)
+    adapter(X)
+    adapter.double()
+    assert adapter(X.double()).dtype == torch.float64
+    assert all(v.dtype == torch.float64 for s in adapter._optimizer.state.values() for k, v in s.items() if k != "step")
+    adapter.reset()
+    assert adapter(X.double()).isfinite().all()
+
+
+def test_autocast_is_left_to_the_user() -> None:
+    adapter = trueup.adapt(patchnet(), "tsd")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert adapter(X).isfinite().all()
+    assert adapter.state.features.dtype == torch.float32
+    assert adapter.updates == 1
+
+
+def test_half_precision_model() -> None:
+    adapter = trueup.adapt(patchnet().bfloat16(), "tsd")
+    answer = adapter(X.bfloat16())
+    assert answer.dtype == torch.bfloat16
+    assert adapter.state.features.dtype == torch.float32
+    assert all(p.isfinite().all() for p in adapter.net.parameters())
+
+
+def test_registering() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Named(Method):
+        """No effect."""
+
+        info = Info(name="tent", title="Another Tent", paper="none")
+
+    with pytest.raises(ValueError, match="registered already"):
+        trueup.register(Named)
+
+    class Bare(Method):
+        info = Info(name="bare", title="Bare", paper="none")
+
+    with pytest.raises(TypeError, match="dataclass"):
+        trueup.register(Bare)
+    assert trueup.list_methods()[:4] == ["source", "bn", "tent", "pl"]
