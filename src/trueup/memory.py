@@ -50,7 +50,7 @@ class Bank(nn.Module):
         self.register_buffer("labels", zeros(0, dtype=torch.int64))
         self.register_buffer("entropy", zeros(0))
         self.register_buffer("scale", zeros(0))  # 1 / norm, for similarities
-        self.register_buffer("weight", zeros(0))  # what multiplies the feature in the sum of its class
+        self.register_buffer("weight", zeros(0))  # 1 / L2 norm, for sums of unit features
         self.register_buffer("arrival", zeros(0, dtype=torch.int64))
         # One row per class. The table holds row numbers by (entropy, arrival), then -1; no filter, no table.
         self.register_buffer("counts", zeros(classes, dtype=torch.int64))
@@ -86,7 +86,7 @@ class Bank(nn.Module):
         self.entropy[rows] = entropy[chosen]
         self.arrival[rows] = arrival[chosen]
         self.scale[rows] = 1 / feature.norm(p=self.order, dim=1).clamp(min=1e-12)
-        self.weight[rows] = 1 / feature.norm(p=2, dim=1).clamp(min=1e-12) if self.unit else 1.0
+        self.weight[rows] = 1 / feature.norm(p=2, dim=1).clamp(min=1e-12)
         self._count(rows, sign=1)
 
     def _compete(self, labels: Tensor, entropy: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,12 +136,14 @@ class Bank(nn.Module):
         """Let rows enter (+1) or leave (-1) the sums and counts of their classes."""
         labels = self.labels[rows]
         self.counts.index_add_(0, labels, torch.full_like(labels, sign))
-        share = self.features[rows] * self.weight[rows].unsqueeze(1)
+        share = self.features[rows]
+        if self.unit:
+            share = share * self.weight[rows].unsqueeze(1)
         self.sums.index_add_(0, labels, share.to(self.sums.dtype), alpha=sign)
 
     def prototypes(self) -> Tensor:
         """The mean of each class's features (C, D); zero where a class has none."""
-        return (self.sums / self.counts.clamp(min=1).unsqueeze(1)).to(self.features.dtype)
+        return self.sums.to(self.features.dtype, copy=True).div_(self.counts.clamp(min=1).unsqueeze(1))
 
     @torch.no_grad()
     def neighbors(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -186,6 +186,25 @@ def test_rows_are_taken_in_turn() -> None:
     assert torch.equal(answer, torch.cat([other(part) for part in X[:10].split(4)]))
 
 
+def test_rows_that_lead_nowhere_are_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Idle(Chatty):
+        def rows(self, state: Any, n: int) -> int:
+            return 0
+
+    with pytest.raises(ValueError, match="took 0 of 16 waiting rows"):
+        trueup.adapt(convnet(), Idle())(X)
+
+
+def test_a_loss_without_gradient_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = trueup.adapt(convnet(), "tsd", params="head", alignment=0.0)
+    with caplog.at_level(logging.WARNING, logger="trueup"):
+        adapter(X)
+        adapter(X)
+    assert sum("does not depend on any selected parameter" in r.message for r in caplog.records) == 1
+    assert adapter.updates == 0
+
+
 def test_learnt_state_joins_the_optimiser_and_teachers_do_not() -> None:
     adapter = chatty(limit=100)
     projector, teacher = adapter.state.projector.weight.clone(), adapter.state.teacher.weight.clone()
@@ -260,4 +279,11 @@ def test_registering() -> None:
 
     with pytest.raises(TypeError, match="dataclass"):
         trueup.register(Bare)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Nameless(Method):
+        """Says nothing of itself."""
+
+    with pytest.raises(TypeError, match="must say what it is"):
+        trueup.register(Nameless)
     assert trueup.list_methods()[:4] == ["source", "bn", "tent", "pl"]

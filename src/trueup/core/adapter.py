@@ -75,7 +75,8 @@ class Adapter(nn.Module):
         self._head = head
         self._built = False
         self._prepared = False
-        self._warned = False
+        self._warned: set[str] = set()
+        self._digest = ""
         self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
         self._random = RandomStream(seed)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -94,13 +95,14 @@ class Adapter(nn.Module):
             x = self._checked(x)
             if not self._built:
                 self._probe(x)
-            if "prepare" in self.method.info.needs and not (self._prepared or self._warned):
-                log.warning("%s was not prepared; it runs without its source data", self.method.info.name)
-                self._warned = True
+            if "prepare" in self.method.info.needs and not self._prepared:
+                self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
             answers = []
             with self._random.drawing(x.device):
                 while len(x):
                     n = self.method.rows(self.state, len(x))
+                    if not 1 <= n <= len(x):
+                        raise ValueError(f"{self.method.info.name}.rows took {n} of {len(x)} waiting rows")
                     answers.append(self._take(x[:n]))
                     x = x[n:]
             return answers[0] if len(answers) == 1 else torch.cat(answers)
@@ -134,7 +136,10 @@ class Adapter(nn.Module):
         if optimizer is None:
             return
         loss = self.method.loss(self.net, out, self.state)
-        if loss is None or not loss.requires_grad:
+        if loss is None:
+            return
+        if not loss.requires_grad:
+            self._warn_once("the loss of %s does not depend on any selected parameter", self.method.info.name)
             return
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -145,6 +150,11 @@ class Adapter(nn.Module):
         else:
             log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
         optimizer.zero_grad(set_to_none=True)
+
+    def _warn_once(self, message: str, *values: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *values)
 
     def _checked(self, x: Tensor) -> Tensor:
         """The input as a plain tensor, or an error before anything has changed."""
@@ -237,6 +247,15 @@ class Adapter(nn.Module):
         tensors: dict[str, Tensor] = {**dict(self.net.model.named_parameters()), **dict(self.net.model.named_buffers())}
         return {name: tensors[name] for name in self._source}
 
+    def _source_digest(self) -> str:
+        """SHA-256 of the source model, worked out once."""
+        if not self._digest:
+            model = self.net.model
+            self._digest = files.digest(
+                {**dict(model.named_parameters()), **dict(model.named_buffers()), **self._source}
+            )
+        return self._digest
+
     def save(self, path: str | Path) -> None:
         """Write what adaptation has changed, with what `load` needs to refuse a foreign state."""
         files.write(path, *capture(self))
@@ -264,6 +283,7 @@ class Adapter(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._source = {name: fn(t) for name, t in self._source.items()}
+        self._digest = ""
         for module in self._fresh:
             module._apply(fn, recurse)
         if self._optimizer is not None:  # loading moves its state to where the parameters are

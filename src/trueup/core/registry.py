@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 from typing import Any, TypeVar
 
-from trueup.core.method import Method
+from trueup.core.method import Info, Method
 
 _METHODS: dict[str, type[Method]] = {}
 M = TypeVar("M", bound=type[Method])
@@ -12,6 +12,8 @@ M = TypeVar("M", bound=type[Method])
 
 def register(cls: M) -> M:
     """Make a method available under `cls.info.name`; works as a decorator."""
+    if not isinstance(getattr(cls, "info", None), Info):
+        raise TypeError(f"{cls.__name__} must say what it is: info = Info(name=..., title=..., paper=...)")
     name = cls.info.name
     if not dataclasses.is_dataclass(cls) or "__dataclass_fields__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__} must be decorated with @dataclass(frozen=True, kw_only=True) below @register")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trueup.core import files
 from trueup.version import __version__
 
 if TYPE_CHECKING:
@@ -104,14 +103,12 @@ def _build_like(adapter: Adapter, header: dict[str, Any], path: str | Path) -> N
 def _identity(adapter: Adapter) -> dict[str, Any]:
     """What must agree; the hyper-parameters as JSON gives them back, a function by what it selected."""
     hyper = {k: "a function" if callable(v) else v for k, v in adapter.method.hyperparameters().items()}
-    model = adapter.net.model
-    source = {**dict(model.named_parameters()), **dict(model.named_buffers()), **adapter._source}
     return {
         "method": adapter.method.info.name,
         "hyperparameters": json.loads(json.dumps(hyper)),
         "seed": adapter._random.seed,
         "parameters": list(adapter.net.selected),
-        "source": files.digest(source),
+        "source": adapter._source_digest(),
     }
 
 

@@ -69,7 +69,10 @@ class SplitModel(nn.Module):
                 features, scores = _rows(*calls[0]) if calls else (logits, logits)
                 # Squares, so that norms and sums of finite features are finite too.
                 if not bool((features.detach().square().sum() + logits.detach().square().sum()).isfinite()):
-                    raise ValueError("the model's answer to this batch is not finite: its values are too large")
+                    raise ValueError(
+                        "the model's answer to this batch is not finite: the values are too large, "
+                        "or adaptation went astray (reset() goes back, a smaller lr helps)"
+                    )
         finally:
             for handle in handles:
                 handle.remove()
@@ -162,18 +165,7 @@ def find_head(
     if name is not None and name not in layers.values():
         last = ", ".join(list(layers.values())[-3:])
         raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
-    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
-
-    def note(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        calls.append((layers[layer], layer, args[0], out))
-
-    handles = [layer.register_forward_hook(note) for layer in layers]
-    try:
-        logits = as_logits(run(model, x), output, rows=len(x))
-    finally:
-        for handle in handles:
-            handle.remove()
-
+    calls, logits = _watch(model, x, layers, output)
     if name is not None:
         if any(path == name and _width(layer) == logits.shape[1] for path, layer, _, _ in calls):
             return name, logits
@@ -188,6 +180,23 @@ def find_head(
         f"no linear layer's output is the model's logits (something follows it, or several are combined); "
         f"candidates: {', '.join(dict.fromkeys(named)) or 'none'}; name one with head="
     )
+
+
+def _watch(
+    model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None
+) -> tuple[list[tuple[str, nn.Module, Tensor, Tensor]], Tensor]:
+    """One forward: what went in and out of the layers, in the order of their calls, and the logits."""
+    calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        calls.append((layers[layer], layer, args[0], out))
+
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        return calls, as_logits(run(model, x), output, rows=len(x))
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _width(layer: nn.Module) -> int:

@@ -4,7 +4,7 @@ A policy is chosen for the time of one forward pass. The layers' own buffers are
 forward fails; only a policy that keeps estimates writes them, and only when the whole forward went well.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 Moments = tuple[Tensor, Tensor]  # mean and biased variance per channel
+Optional = tuple[Tensor | None, Tensor | None]
 
 MOMENTUM = 0.1
 
@@ -65,14 +66,16 @@ def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None
         for layer, (mean, variance) in zip(layers, kept, strict=True):
             layer.running_mean, layer.running_var = mean, variance
     if rule is not None:
-        moments = [t for pair in used for t in pair if t is not None]
-        if not all(bool(t.isfinite().all()) for t in moments):
-            raise ValueError(
-                "the batch's normalisation statistics are not finite: its values are too large for this model"
-            )
-        if update:
-            with torch.no_grad():
-                for old, new in zip(kept, used, strict=True):
-                    for target, value in zip(old, new, strict=True):
-                        if target is not None and value is not None:
-                            target.copy_(value)
+        _keep(kept, used, update=update)
+
+
+def _keep(running: Sequence[Optional], used: Sequence[Optional], *, update: bool) -> None:
+    """Refuse moments that are not finite; copy them into the running estimates if these are to move."""
+    pairs = [(r, u) for old, new in zip(running, used, strict=True) for r, u in zip(old, new, strict=True)]
+    if not all(u is None or bool(u.isfinite().all()) for _, u in pairs):
+        raise ValueError("the batch's normalisation statistics are not finite: its values are too large for this model")
+    if update:
+        with torch.no_grad():
+            for target, value in pairs:
+                if target is not None and value is not None:
+                    target.copy_(value)

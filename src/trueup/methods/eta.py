@@ -53,6 +53,7 @@ class Eta(GradientMethod):
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
         """Weighted entropy of the selected samples; None where none is selected."""
         classes = out.logits.shape[1]
+        # Differs: "auto" is not in the published code, which has 0.05 for 1,000 classes.
         epsilon = max(0.05, 1.25 / math.sqrt(classes)) if self.redundancy == "auto" else float(self.redundancy)
         h = entropy(out.logits)
         probs = F.softmax(out.logits.detach(), dim=1)

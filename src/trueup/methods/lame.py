@@ -40,7 +40,7 @@ class Lame(Method):
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Log-probabilities; those of the model for a batch of one image."""
         logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
-        if len(logits) == 1:
+        if len(logits) == 1:  # Differs: published code divides 0 by 0
             return F.log_softmax(logits, dim=1).to(out.logits)
         features = F.normalize(out.features.to(logits.dtype), p=2, dim=1)
         return propagate((F.softmax(logits, dim=1) + 1e-10).log(), self.weights(features)).to(out.logits)
@@ -53,6 +53,7 @@ class Lame(Method):
         n = len(features)
         if self.affinity == "rbf":
             nearest = distance.topk(min(self.neighbors, n), dim=1, largest=False).values
+            # Differs: clamped, so that a batch of identical images has a width.
             sigma = nearest[:, -1].mean().clamp(min=1e-6)
             return torch.exp(-distance.square() / (2 * sigma.square()))
         nearest = distance.fill_diagonal_(torch.inf).topk(min(self.neighbors, n - 1), dim=1, largest=False).indices

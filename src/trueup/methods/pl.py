@@ -34,5 +34,5 @@ class Pl(GradientMethod):
         confidence, label = F.softmax(out.logits.detach(), dim=1).max(dim=1)
         confident = confidence > self.threshold
         if not bool(confident.any()):
-            return None
+            return None  # Differs: published code steps all the same, along Adam's momentum
         return F.cross_entropy(out.logits, label, reduction="none")[confident].mean()

@@ -40,6 +40,7 @@ class T3a(Method):
 
     def observe(self, net: SplitModel, out: Output, state: Bank) -> None:
         """The batch enters before it is classified."""
+        # Differs: without a filter published code drops the least certain entry of each class with every batch.
         remember(state, out.features, out.scores)
 
     def predict(self, net: SplitModel, out: Output, state: Bank) -> Tensor:

@@ -76,6 +76,7 @@ class Tsd(GradientMethod):
 
     def _paper(self, z: Tensor, p: Tensor, bank: Bank, alignment: float) -> Tensor | None:
         s = F.softmax(p, dim=1)
+        # Differs: the paper's prototype of a class without entries, and its mean over no survivors, are 0/0.
         prototypes = torch.where((bank.counts > 0).unsqueeze(1), bank.prototypes(), bank.get_buffer("start"))
         u = cosine(z, prototypes)
         each = soft_cross_entropy(s.detach(), u)
@@ -94,6 +95,7 @@ class Tsd(GradientMethod):
         return distillation + alignment * (similarity * distance).mean()
 
     def _released(self, z: Tensor, p: Tensor, bank: Bank) -> Tensor:
+        # Differs: dropout and stochastic depth are off here, and per_class=None really is no filter.
         # Sums of unit features and their means have the same direction, so either serves here.
         u = F.normalize(z, p=1, dim=1) @ F.normalize(bank.prototypes(), p=1, dim=1).T
         loss = kl_divergence(u, F.softmax(p.detach(), dim=1)).mean()

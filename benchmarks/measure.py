@@ -1,0 +1,75 @@
+"""Timing in one run: variants take turns, and what counts are ratios of neighbours in time."""
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+import trueup
+
+T = TypeVar("T")
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def take_turns(
+    variants: dict[str, Callable[[T], object]], rounds: int, fresh: Callable[[], T]
+) -> dict[str, list[float]]:
+    """Seconds of each variant, round by round, each with a fresh input; who begins alternates.
+
+    The first two rounds warm up and do not count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for i in range(rounds + 2):
+        for name, action in list(variants.items())[:: 1 if i % 2 else -1]:
+            elapsed = seconds(partial(action, fresh()))
+            if i > 1:
+                times[name].append(elapsed)
+    return times
+
+
+def quartiles(over: list[float], under: list[float]) -> list[float]:
+    """Lower quartile, median and upper quartile of the ratios, pair by pair."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return [round(q, 4) for q in statistics.quantiles(ratios, n=4, method="inclusive")]
+
+
+def milliseconds(times: list[float]) -> float:
+    """The median, for people."""
+    return round(1000 * statistics.median(times), 2)
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    """Keep what was measured beside the command that measures it."""
+    record = {
+        "command": f"python benchmarks/{name}.py",
+        "trueup": trueup.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "cpu": _cpu(),
+        "rows": rows,
+    }
+    path = Path(__file__).parent / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written: {os.path.relpath(path)}")
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,33 @@
+"""Stop an adapting model in the evening and go on in the morning, exactly where it was."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import trueup
+from trueup.testing import convnet, images
+
+model = convnet()  # any trained torch.nn.Module
+adapter = trueup.adapt(model, "tsd")
+for step in range(5):
+    adapter(images(32, seed=step, shift=1.0)[0])
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "night.safetensors"
+    adapter.save(path)
+    print(f"saved after {adapter.batches} batches: {path.stat().st_size / 1024:.0f} KiB")
+
+    tomorrow = trueup.adapt(model, "tsd")
+    tomorrow.load(path)
+
+    try:  # a state belongs to one model, one method and its settings
+        trueup.adapt(model, "tent").load(path)
+    except ValueError as error:
+        print("refused:", str(error).replace(folder, ""))
+
+x = images(32, seed=5, shift=1.0)[0]
+print("goes on to the bit:", torch.equal(adapter(x), tomorrow(x)))
+
+tomorrow.reset()
+print("reset to the bit:", torch.equal(tomorrow(x), trueup.adapt(model, "tsd")(x)))

@@ -1,0 +1,254 @@
+"""Plant known bugs of this field one by one and name the test that finds each; a survivor is a missing test.
+
+Run: make mutants, or python tests/mutants.py [words of a mutant's name]
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# What goes wrong; file; what stands there; what the bug makes of it.
+MUTANTS = [
+    (
+        "statistics: flag set, source statistics used all the same",
+        "core/statistics.py",
+        "layer.running_mean = layer.running_var = None",
+        "layer.track_running_stats = False",
+    ),
+    (
+        "statistics: training mode, so that buffers drift",
+        "core/statistics.py",
+        "layer.running_mean = layer.running_var = None  #",
+        "layer.train()  #",
+    ),
+    ("statistics: a second pass moves the estimates", "core/statistics.py", "if update:", "if True:"),
+    (
+        "statistics: not finite, and kept",
+        "core/statistics.py",
+        "if not all(bool(t.isfinite().all())",
+        "if not all(True",
+    ),
+    ("statistics: unbiased variance", "core/statistics.py", "correction=0", "correction=1"),
+    ("model: adapted in place", "core/adapter.py", "return copy.deepcopy(model)", "return model"),
+    ("model: dropout left on", "core/adapter.py", "_copy(model).eval()", "_copy(model).train()"),
+    (
+        "model: train() reaches it",
+        "core/adapter.py",
+        "        return self\n\n    def _apply",
+        ("        return super().train(mode)\n\n    def _apply"),
+    ),
+    ("parameters: all are updated", "core/params.py", "if wanted(name)}", "}"),
+    (
+        "parameters: BatchNorm only",
+        "core/params.py",
+        "(_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)",
+        "(_NormBase,)",
+    ),
+    ("parameters: frozen ones are left out", "core/params.py", "if p.is_floating_point()}", "if p.requires_grad}"),
+    (
+        "head: hook left after an exception",
+        "core/split.py",
+        "        finally:\n            for handle in handles:\n                handle.remove()\n        return Output(",
+        "        finally:\n            pass\n        [handle.remove() for handle in handles]\n        return Output(",
+    ),
+    ("head: any layer of the right width", "core/split.py", "if fits and _becomes(out, logits)", "if fits"),
+    ("teacher: an alias of the student", "core/split.py", "twin = copy.deepcopy(self)", "twin = copy.copy(self)"),
+    (
+        "flow: predicts after the update",
+        "core/adapter.py",
+        "method.predict(net, first, state)",
+        "method.predict(net, method.forward(net, x, state), state)",
+    ),
+    (
+        "flow: fails under inference_mode",
+        "core/adapter.py",
+        "with torch.inference_mode(False):\n            x =",
+        ("with torch.no_grad():\n            x ="),
+    ),
+    ("flow: NaN pixels are taken", "core/adapter.py", "if not bool(x.isfinite().all()):", "if False:"),
+    (
+        "flow: steps along a gradient that is not finite",
+        "core/adapter.py",
+        "if bool(torch.nn.utils.get_total_norm([loss.detach(), *grads]).isfinite()):",
+        "if True:",
+    ),
+    ("flow: episodic is ignored", "core/adapter.py", "again = method.episodic", "again = False"),
+    ("flow: steps is ignored", "core/adapter.py", "method.steps if isinstance(method, GradientMethod) else 1", "1"),
+    (
+        "random: the user's stream moves on",
+        "core/randomness.py",
+        "                _set(d, state)",
+        "                pass",
+    ),
+    (
+        "reset: the memory stays",
+        "core/adapter.py",
+        "self.state = copy.deepcopy(self._fresh[0])",
+        "self.state = self.state if len(list(self.state.buffers())) else copy.deepcopy(self._fresh[0])",
+    ),
+    (
+        "reset: the optimiser stays",
+        "core/adapter.py",
+        "self._optimizer = self.method.optimizer(named) if named else None",
+        "self._optimizer = self._optimizer or (self.method.optimizer(named) if named else None)",
+    ),
+    ("reset: the weights stay", "core/adapter.py", "tensor.copy_(self._source[name])", "pass"),
+    (
+        "load: part of the memory is lost",
+        "core/snapshot.py",
+        '_assign(adapter.state, parts["state"])',
+        '_assign(adapter.state, {n: t for n, t in parts["state"].items() if n != "arrival"})',
+    ),
+    (
+        "load: the optimiser is lost",
+        "core/snapshot.py",
+        '        _assign_optimizer(adapter, parts["optimizer"]',
+        ("        _assign_optimizer(adapter, {}"),
+    ),
+    ("load: another model's state is taken", "core/snapshot.py", '    "source": "another source model",\n', ""),
+    ("load: an altered file is taken", "core/files.py", ".hexdigest().encode() != digest:", ".hexdigest() == 0:"),
+    ("save: not atomic", "core/files.py", "with partial.open", "with path.open"),
+    (
+        "losses: softmax over the batch",
+        "losses.py",
+        "log_s = F.log_softmax(logits, dim=1)",
+        "log_s = F.log_softmax(logits, dim=0)",
+    ),
+    (
+        "losses: L1 for L2",
+        "losses.py",
+        "F.normalize(a, p=2, dim=1, eps=1e-12)",
+        "F.normalize(a, p=1, dim=1, eps=1e-12)",
+    ),
+    (
+        "losses: divergence with its arguments swapped",
+        "losses.py",
+        "(log_p.exp() * (log_p - log_q))",
+        "(log_q.exp() * (log_q - log_p))",
+    ),
+    (
+        "bank: grows without bound",
+        "memory.py",
+        "if self.per_class is None:\n            chosen",
+        "if True:\n            chosen",
+    ),
+    (
+        "bank: keeps the least certain",
+        "memory.py",
+        "candidates.argsort(dim=1, stable=True)",
+        ("candidates.where(candidates.isfinite(), -torch.inf).argsort(dim=1, stable=True, descending=True)"),
+    ),
+    (
+        "bank: a newcomer wins a tie",
+        "memory.py",
+        "candidates.argsort(dim=1, stable=True)[:, :width]",
+        ("(candidates.shape[1] - 1 - candidates.flip(1).argsort(dim=1, stable=True))[:, :width]"),
+    ),
+    (
+        "bank: what leaves stays in the sums",
+        "memory.py",
+        "        self._count(freed, sign=-1)\n",
+        ("        self.counts.index_add_(0, self.labels[freed], -torch.ones_like(freed))\n"),
+    ),
+    (
+        "bank: the oldest neighbour wins a tie",
+        "memory.py",
+        "self.arrival[:size], -1)",
+        "self.seen - self.arrival[:size], -1)",
+    ),
+    ("bank: similarities without norms", "memory.py", ".mul_(self.scale[:size])", ""),
+    ("tent: flipped sign", "methods/tent.py", "return entropy", "return -entropy"),
+    ("pl: everything is confident", "methods/pl.py", "confidence > self.threshold", "confidence > 0"),
+    (
+        "pl: a step without samples",
+        "methods/pl.py",
+        "            return None  #",
+        "            return out.logits.sum() * 0  #",
+    ),
+    ("shot-im: diversity punished", "methods/shot_im.py", "+ negative_diversity", "- negative_diversity"),
+    ("t3a: raw features in the prototypes", "methods/t3a.py", ", unit=True)", ")"),
+    (
+        "t3a: answers before it observes",
+        "methods/t3a.py",
+        "        remember(state, out.features, out.scores)\n\n    def predict",
+        ("        pass\n\n    def predict"),
+    ),
+    ("eta: m from all samples", "methods/eta.py", 'out.memo["chosen"] = probs[chosen]', 'out.memo["chosen"] = probs'),
+    (
+        "eta: gradient through the weights",
+        "methods/eta.py",
+        "torch.exp(threshold - h.detach())",
+        "torch.exp(threshold - h)",
+    ),
+    ("eta: margin of seven classes", "methods/eta.py", "self.margin * math.log(classes)", "self.margin * math.log(7)"),
+    ("eata: gradient not squared", "methods/eata.py", "grad.square()", "grad.abs()"),
+    ("eata: anchored at itself", "methods/eata.py", "(p - p0).square()", "(p - p.detach()).square()"),
+    ("lame: own neighbour", "methods/lame.py", "distance.fill_diagonal_(torch.inf)", "distance"),
+    ("lame: stops at once", "methods/lame.py", "if i > 1 and", "if i >= 0 or"),
+    ("tsd: alignment pushes apart", "methods/tsd.py", "distillation + alignment *", "distillation - alignment *"),
+    ("tsd: logits against probabilities", "methods/tsd.py", "(s.unsqueeze(1) - q)", "(p.unsqueeze(1) - q)"),
+    ("tsd: target not detached", "methods/tsd.py", "soft_cross_entropy(s.detach(), u)", "soft_cross_entropy(s, u)"),
+    ("tsd: 0/0 without survivors", "methods/tsd.py", "max(1, survivors)", "survivors"),
+    (
+        "tsd: a step of momentum without survivors",
+        "methods/tsd.py",
+        "if survivors == 0 and alignment == 0:",
+        "if False:",
+    ),
+    ("tsd: consistency filter absent", "methods/tsd.py", "if self.consistency:", "if False:"),
+    ("tsd: empty class at zero", "methods/tsd.py", "(bank.counts > 0).unsqueeze(1)", "(bank.counts > -1).unsqueeze(1)"),
+    ("tsd: bank shares the head's memory", "methods/tsd.py", "net.weight.detach().clone()", "net.weight.detach()"),
+    ("tsd: released with softmax once", "methods/tsd.py", "F.softmax(p.detach(), dim=1)).mean()", "p.detach()).mean()"),
+]
+
+
+def survives(mutant: tuple[str, str, str, str]) -> str | None:
+    """The test that finds the bug, or None."""
+    _, name, old, new = mutant
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        path = source / "trueup" / name
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise SystemExit(f"{name} has {text.count(old)} times: {old!r}")
+        path.write_text(text.replace(old, new))
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+        ]
+        command += ["--ignore=tests/test_models.py", "--ignore=tests/test_architecture.py", "tests"]
+        environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
+    return None if done.returncode == 0 else found[1] if found else done.stdout[-500:]
+
+
+def main() -> None:
+    wanted = [m for m in MUTANTS if all(word in m[0] for word in sys.argv[1:])]
+    with ThreadPoolExecutor(2) as pool:
+        alive = 0
+        for (what, *_), test in zip(wanted, pool.map(survives, wanted), strict=True):
+            print(f"{what:<55} {test or 'SURVIVES'}", flush=True)
+            alive += test is None
+    print(f"{len(wanted) - alive} killed, {alive} alive")
+    sys.exit(bool(alive))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The house keeps its shape: who imports whom, what an import costs, how long files are."""
+
+import ast
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "trueup"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Who may import what of the package; a package may import from itself.
+ALLOWED = {
+    "version": set(),
+    "losses": set(),
+    "memory": set(),
+    "core": {"version"},
+    "methods": {"core", "losses", "memory"},
+    "testing": {"core", "methods", "losses", "memory"},
+    "__init__": {"core", "methods", "version"},
+}
+HEAVY = {"torchvision", "timm", "matplotlib", "ray", "scipy", "sklearn", "pandas"}
+
+
+def imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def part(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_run_one_way(path: Path) -> None:
+    here = part(path)
+    for name in imports(path):
+        root, *rest = name.split(".")
+        assert root not in HEAVY, f"{name} is not for the package's own files"
+        if root == "trueup":
+            assert rest[0] in ALLOWED[here] | {here}, f"{here} must not import {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_fit_in_the_head(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= (120 if part(path) == "methods" else 350)
+    body = ast.parse(text).body
+    body += [inner for node in body if isinstance(node, ast.ClassDef) for inner in node.body]
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 45, f"{node.name} is long"
+            assert node.name.startswith("_") or ast.get_docstring(node), f"{node.name} has no docstring"
+    assert ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+def test_dim_is_always_named() -> None:
+    """`normalize(z, 1)` is the L1 norm; `softmax(z, 1)` reads the same and is not."""
+    guilty = []
+    for path in [*FILES, *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                method = isinstance(node.func.value, ast.Name) and node.func.value.id in ("F", "torch")
+                at = 1 if method else 0
+                names = ("softmax", "log_softmax", "normalize", "cosine_similarity", "argmax", "argsort", "topk")
+                positional = node.args[at + (node.func.attr in ("topk", "cosine_similarity")) :]
+                if node.func.attr in names and any(isinstance(a, ast.Constant) for a in positional):
+                    guilty.append(f"{path.name}:{node.lineno}")
+    assert guilty == []
+
+
+def test_no_pickle_and_no_cuda() -> None:
+    for path in FILES:
+        text = path.read_text()
+        assert ".cuda(" not in text
+        if part(path) != "testing":
+            assert "torch.load" not in text
+            assert "pickle" not in text
+
+
+def run(code: str, *flags: str) -> str:
+    return subprocess.run([sys.executable, *flags, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_import_needs_none_of_the_extras() -> None:
+    blocked = f"import sys\nfor name in {sorted(HEAVY)!r}: sys.modules[name] = None\n"
+    run(blocked + "import trueup, torch\nprint(trueup.adapt(torch.nn.Linear(3, 2), 'tsd')(torch.randn(4, 3)))")
+
+
+def test_import_brings_none_of_the_extras() -> None:
+    loaded = run("import trueup, sys; print(*sys.modules)").split()
+    assert not HEAVY & set(loaded)
+
+
+@pytest.mark.slow
+def test_import_is_as_quick_as_torch() -> None:
+    def once(module: str) -> float:
+        start = time.perf_counter()
+        run(f"import {module}")
+        return time.perf_counter() - start
+
+    times: dict[str, list[float]] = {"torch": [], "trueup": []}
+    for _ in range(5):
+        for module, taken in times.items():
+            taken.append(once(module))
+    ratio = statistics.median(times["trueup"]) / statistics.median(times["torch"])
+    assert ratio <= 1.15, f"import trueup takes {ratio:.2f} times as long as import torch"

@@ -1,0 +1,44 @@
+"""Code in the README and every example runs as it stands."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [(page.name, "\n\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))) for page in PAGES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "code"), [b for b in BLOCKS if b[1]], ids=[b[0] for b in BLOCKS if b[1]])
+def test_code_on_the_page_runs(page: str, code: str, tmp_path: Path) -> None:
+    """The blocks of a page run one after the other, in an empty folder."""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_example_runs(path: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(path)], check=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bank.py", "step.py"])
+def test_benchmark_runs(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / name), "--quick"], check=True, capture_output=True, text=True
+    )
+    assert "ratio" in done.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,65 @@
+"""What users rely on is written down here; a change to it is a decision."""
+
+import inspect
+
+import trueup
+import trueup.testing
+
+PUBLIC = """
+Adapter GradientMethod Info Method Output SplitModel __version__ adapt get_method list_methods register
+"""
+ADAPTER = """
+forward load prepare reset save train unwrap
+"""
+HOOKS = """
+after forward hyperparameters init loss observe predict prepare rows
+"""
+METHODS = {
+    "source": "norm episodic",
+    "bn": "norm episodic",
+    "tent": "lr params steps norm episodic",
+    "pl": "lr params steps threshold norm episodic",
+    "shot-im": "lr params steps norm episodic",
+    "t3a": "per_class norm episodic",
+    "eta": "lr params steps margin redundancy momentum norm episodic",
+    "eata": "lr params steps margin redundancy momentum fisher_weight norm episodic",
+    "lame": "affinity neighbors symmetric norm episodic",
+    "tsd": "lr params steps per_class neighbors alignment consistency variant norm episodic",
+}
+DEFAULTS = {
+    "tent": {"lr": 1e-3, "params": "norm", "norm": "batch"},
+    "pl": {"params": "all", "norm": "batch", "threshold": 0.9},
+    "shot-im": {"params": "backbone", "norm": "batch"},
+    "t3a": {"per_class": 100, "norm": "source"},
+    "eta": {"lr": 2.5e-4, "margin": 0.4, "redundancy": "auto", "momentum": 0.9, "params": "norm"},
+    "eata": {"fisher_weight": 2000.0},
+    "lame": {"affinity": "rbf", "neighbors": 5, "symmetric": False, "norm": "source"},
+    "tsd": {"lr": 1e-4, "per_class": 100, "neighbors": 3, "alignment": 0.1, "consistency": True, "steps": 1},
+}
+
+
+def own(cls: type) -> set[str]:
+    return {n for n, v in vars(cls).items() if inspect.isfunction(v) and not n.startswith("_")}
+
+
+def test_names() -> None:
+    assert set(trueup.__all__) == set(PUBLIC.split())
+    assert all(hasattr(trueup, name) for name in trueup.__all__)
+    assert own(trueup.Adapter) == set(ADAPTER.split())
+    assert own(trueup.Method) == set(HOOKS.split())
+
+
+def test_methods_and_their_hyperparameters() -> None:
+    assert trueup.list_methods()[: len(METHODS)] == list(METHODS)
+    for name, hyper in METHODS.items():
+        assert list(trueup.get_method(name)().hyperparameters()) == hyper.split()
+
+
+def test_defaults() -> None:
+    for name, values in DEFAULTS.items():
+        assert trueup.get_method(name)().hyperparameters().items() >= values.items()
+
+
+def test_adapt_takes() -> None:
+    parameters = inspect.signature(trueup.adapt).parameters
+    assert list(parameters) == ["model", "method", "head", "output", "example", "seed", "hyper"]
