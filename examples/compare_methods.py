@@ -12,7 +12,7 @@ import torch
 import trueup
 from trueup.testing import convnet, images
 
-SEEDS, BATCHES, SIZE, SHIFT = (0, 1, 2), 30, 64, 1.4
+SEEDS, BATCHES, SIZE, SHIFT = (0, 1, 2), 60, 64, 1.55
 
 logging.getLogger("trueup").setLevel(logging.ERROR)  # eata is not given source data here, and says so
 methods = trueup.list_methods()

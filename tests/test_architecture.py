@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import mutants
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +78,11 @@ def test_dim_is_always_named() -> None:
                 if node.func.attr in names and any(isinstance(a, ast.Constant) for a in positional):
                     guilty.append(f"{path.name}:{node.lineno}")
     assert guilty == []
+
+
+def test_planted_bugs_still_fit_the_source() -> None:
+    """`make mutants` takes minutes; that its list is up to date can be seen at once."""
+    assert mutants.misfits() == []
 
 
 def test_no_pickle_and_no_cuda() -> None:

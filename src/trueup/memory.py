@@ -66,6 +66,8 @@ class Bank(nn.Module):
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor) -> None:
         """Offer a batch of entries; those of lowest entropy stay."""
+        if len(labels) == 0:
+            return
         arrival = self.seen + torch.arange(len(labels), device=labels.device)
         self.seen += len(labels)
         size, entropy = self.size, entropy.to(self.entropy.dtype)

@@ -25,7 +25,7 @@ class Zoo(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bn1, self.bn2, self.bn3 = nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2)
-        self.ln, self.gn, self.rms = nn.LayerNorm(2), nn.GroupNorm(1, 2), nn.RMSNorm(2)
+        self.ln, self.gn, self.rms = nn.LayerNorm((2, 3)), nn.GroupNorm(1, 2), nn.RMSNorm((2, 3))
         self.inorm, self.plain = nn.InstanceNorm2d(2, affine=True), nn.InstanceNorm2d(2)
         self.other, self.head, self.conv = RmsNorm2(2), NormedLinear(2, 2), nn.Conv2d(2, 2, 1)
         self.register_parameter("count", nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False))

@@ -107,6 +107,19 @@ def test_refusal_names_the_candidates() -> None:
         find_head(pools_later, X)
 
 
+def test_a_head_whose_output_is_changed_in_place_is_refused() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x).mul_(5)
+
+    with pytest.raises(HeadNotFoundError, match="candidates: head;"):
+        find_head(Scaled(), torch.randn(2, 4))
+
+
 def test_methods_that_need_no_head_do_without() -> None:
     x = torch.randn(6, 4)
     for method in ("source", "bn", "pl"):

@@ -1,3 +1,5 @@
+import itertools
+
 import torch
 from torch import nn
 
@@ -17,7 +19,8 @@ def test_one_value_per_channel_keeps_the_source_statistics() -> None:
     model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).eval()
     model[0].running_mean.fill_(3.0)
     x = torch.tensor([[5.0]])
-    for norm in ("batch", "ema"):
-        adapter = trueup.adapt(model, "bn", norm=norm)
+    for method, norm in itertools.product(("bn", "tent"), ("batch", "ema")):
+        adapter = trueup.adapt(model, method, norm=norm)
         torch.testing.assert_close(adapter(x), model(x).detach())
+        assert adapter.updates == (method == "tent")
         assert torch.equal(adapter.net.model[0].running_mean, model[0].running_mean)

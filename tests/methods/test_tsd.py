@@ -223,34 +223,41 @@ def test_targets_are_constants() -> None:
     torch.testing.assert_close(dz, only)
 
 
-def disagreeing() -> tuple[nn.Linear, Tensor]:
-    """A head and a batch whose prediction the nearest prototype does not share.
+def disagreeing() -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A model, a batch that passes the consistency filter and one that does not.
 
-    Logits choose class 1 by its bias; its prototype, the mean of the batch and both rows of the head, points along the
-    long second row, and the batch is closer to the first, which stands in for class 0.
+    Logits choose class 1 by its bias. Its prototype points along the head's long second row; the second batch is closer
+    to the first row, which stands in for class 0, where there is no entry.
     """
-    head = nn.Linear(2, 2).double()
-    head.weight.data = torch.tensor([[1.0, 0.0], [0.0, 50.0]], dtype=torch.float64)
-    head.bias.data = torch.tensor([0.0, 20.0], dtype=torch.float64)
-    return head, torch.tensor([[1.0, 0.1]], dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2)).double()
+    model[0].weight.data = torch.eye(2, dtype=torch.float64)
+    model[1].weight.data = torch.tensor([[1.0, 0.0], [0.0, 50.0]], dtype=torch.float64)
+    model[1].bias.data = torch.tensor([0.0, 20.0], dtype=torch.float64)
+    passes, fails = torch.tensor([[[0.1, 3.0]], [[1.0, 0.1]]], dtype=torch.float64)
+    return model, passes, fails
 
 
 def test_no_survivor_and_no_alignment_takes_no_step() -> None:
-    head, x = disagreeing()
-    adapter = trueup.adapt(head, "tsd", alignment=0.0, lr=0.1)
-    assert int(adapter(x).argmax()) == 1
-    assert adapter.state.counts.tolist() == [0, 3]
-    to_row, to_prototype = F.cosine_similarity(x, torch.stack((head.weight[0], adapter.state.prototypes()[1])))
+    model, passes, fails = disagreeing()
+    adapter = trueup.adapt(model, "tsd", alignment=0.0, lr=1e-3)
+    adapter(passes)
+    assert adapter.updates == 1
+    before = [p.clone() for p in adapter.net.model.parameters()]
+    momentum = {id(p): {k: v.clone() for k, v in s.items()} for p, s in adapter._optimizer.state.items()}
+    assert int(adapter(fails).argmax()) == 1
+    assert adapter.state.counts[0] == 0
+    to_row, to_prototype = F.cosine_similarity(fails, torch.stack((model[1].weight[0], adapter.state.prototypes()[1])))
     assert to_row > to_prototype, "the batch was meant to fail the consistency filter"
-    assert adapter.updates == 0
-    assert torch.equal(adapter.net.model.weight, head.weight)
-    assert not adapter._optimizer.state
+    assert adapter.updates == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, adapter.net.model.parameters(), strict=True))
+    for p, state in adapter._optimizer.state.items():
+        assert all(torch.equal(momentum[id(p)][k], v) for k, v in state.items())
 
 
 def test_no_survivor_with_alignment_steps_finitely() -> None:
-    head, x = disagreeing()
-    adapter = trueup.adapt(head, "tsd", alignment=1.0, lr=0.1, neighbors=2)
-    adapter(x)
+    model, _, fails = disagreeing()
+    adapter = trueup.adapt(model, "tsd", alignment=1.0, lr=0.1, neighbors=2)
+    adapter(fails)
     assert adapter.updates == 1
     assert all(p.isfinite().all() for p in adapter.net.model.parameters())
 

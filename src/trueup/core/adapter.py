@@ -68,7 +68,8 @@ class Adapter(nn.Module):
         if isinstance(model, Adapter):
             raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
         self.method = method
-        self.net = SplitModel(_copy(model).eval().requires_grad_(False), output=output, norm=method.norm)
+        self.training = False
+        self.net = SplitModel(_copy(model).requires_grad_(False), output=output, norm=method.norm).eval()
         self.state = nn.Module()
         self.batches = 0
         self.updates = 0
@@ -82,7 +83,6 @@ class Adapter(nn.Module):
         self._optimizer: torch.optim.Optimizer | None = None
         self._source: dict[str, Tensor] = {}
         self._fresh: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no submodule
-        super().train(False)
         if example is not None:
             with torch.inference_mode(False):
                 self._probe(self._checked(example))
@@ -205,7 +205,7 @@ class Adapter(nn.Module):
         watched = {**selected, **{n: b for n, b in net.model.named_buffers() if b.is_floating_point()}}
         self._source = {name: t.detach().clone() for name, t in watched.items()}
         with self._random.drawing(next(iter(watched.values()), torch.empty(0)).device):
-            self._fresh = (method.init(net),)
+            self._fresh = (method.init(net).eval(),)
         self._built = True
         self.reset()
 

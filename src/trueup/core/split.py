@@ -189,7 +189,8 @@ def _watch(
     calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
 
     def note(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        calls.append((layers[layer], layer, args[0], out))
+        if args:  # a copy, so that what is done to the output in place afterwards shows
+            calls.append((layers[layer], layer, args[0], out.clone()))
 
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:

@@ -77,5 +77,5 @@ def _keep(running: Sequence[Optional], used: Sequence[Optional], *, update: bool
     if update:
         with torch.no_grad():
             for target, value in pairs:
-                if target is not None and value is not None:
+                if target is not None and value is not None and value is not target:
                     target.copy_(value)
