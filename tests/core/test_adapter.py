@@ -248,6 +248,32 @@ def test_moving_keeps_all_parts_together() -> None:
     assert adapter(X.double()).isfinite().all()
 
 
+def test_probing_leaves_random_numbers_alone() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + torch.randn_like(x))
+
+    state = torch.get_rng_state()
+    x = torch.zeros(4, 3)
+    a = trueup.adapt(Noisy(), "pl", example=x)
+    b = trueup.adapt(a.unwrap(), "pl")
+    assert torch.equal(a(x), b(x))
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(state)
+    Noisy()  # its weights are drawn by the user
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+def test_large_half_precision_features_are_not_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).half()
+    model[0].weight.data.fill_(100.0)
+    assert trueup.adapt(model, "t3a")(torch.full((2, 4), 2.0).half()).isfinite().all()
+
+
 def test_autocast_is_left_to_the_user() -> None:
     adapter = trueup.adapt(patchnet(), "tsd")
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -179,7 +179,7 @@ class Adapter(nn.Module):
 
     def _probe(self, x: Tensor) -> None:
         """Find the head with a batch, then build."""
-        with torch.no_grad():
+        with self._random.drawing(x.device), torch.no_grad():
             try:
                 head, logits = find_head(self.net.model, x[:2], name=self._head, output=self.net.output)
             except HeadNotFoundError:
@@ -204,7 +204,7 @@ class Adapter(nn.Module):
             p.requires_grad_(True)
         watched = {**selected, **{n: b for n, b in net.model.named_buffers() if b.is_floating_point()}}
         self._source = {name: t.detach().clone() for name, t in watched.items()}
-        with self._random.drawing(next(iter(watched.values()), torch.empty(0)).device):
+        with self._random.drawing(next(iter(watched.values()), torch.empty(0)).device), torch.no_grad():
             self._fresh = (method.init(net).eval(),)
         self._built = True
         self.reset()

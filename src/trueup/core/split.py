@@ -67,8 +67,7 @@ class SplitModel(nn.Module):
                 if len(calls) > 1:
                     raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
                 features, scores = _rows(*calls[0]) if calls else (logits, logits)
-                # Squares, so that norms and sums of finite features are finite too.
-                if not bool((features.detach().square().sum() + logits.detach().square().sum()).isfinite()):
+                if not bool((_squares(features) + _squares(logits)).isfinite()):
                     raise ValueError(
                         "the model's answer to this batch is not finite: the values are too large, "
                         "or adaptation went astray (reset() goes back, a smaller lr helps)"
@@ -120,6 +119,11 @@ class SplitModel(nn.Module):
         """A frozen copy with its own storage: a teacher, an anchor."""
         twin = copy.deepcopy(self)
         return twin.requires_grad_(False)
+
+
+def _squares(values: Tensor) -> Tensor:
+    """The sum of squares: where it is finite, norms and sums are, too."""
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32)).square().sum()
 
 
 def run(model: nn.Module, x: Tensor) -> Any:
