@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint bench mutants clean
 
 demo: .venv/ready
-	$(BIN)/python examples/compare_methods.py
+	@$(BIN)/python examples/compare_methods.py
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2
@@ -16,6 +16,7 @@ lint: .venv/ready
 	$(BIN)/mypy
 
 bench: .venv/ready
+	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/step.py
 
@@ -23,9 +24,10 @@ mutants: .venv/ready
 	$(BIN)/python tests/mutants.py
 
 .venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "Making .venv and installing torch and friends: about two minutes and 6 GB, once."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
 
 clean:
 	rm -rf .venv
