@@ -28,7 +28,12 @@ MUTANTS = [
         "layer.running_mean = layer.running_var = None  #",
         "layer.train()  #",
     ),
-    ("statistics: a second pass moves the estimates", "core/statistics.py", "if update:", "if True:"),
+    (
+        "statistics: a second pass moves the estimates",
+        "core/statistics.py",
+        "(rule is not None and not update)",
+        "False",
+    ),
     (
         "statistics: not finite, and kept",
         "core/statistics.py",
@@ -36,7 +41,20 @@ MUTANTS = [
         "if not all(True",
     ),
     ("statistics: unbiased variance", "core/statistics.py", "correction=0", "correction=1"),
-    ("model: adapted in place", "core/adapter.py", "return copy.deepcopy(model)", "return model"),
+    (
+        "model: adapted in place",
+        "core/copying.py",
+        "return copy.deepcopy(model, dict(kept_tensors(model)))",
+        "return model",
+    ),
+    ("model: its input changed in place", "core/split.py", "return model(x.clone())", "return model(x)"),
+    ("model: activations recomputed with other statistics", "core/adapter.py", ", net.normalizing():", ":"),
+    (
+        "model: losses under the user's autocast",
+        "core/adapter.py",
+        "enabled=False)\n        with torch.set",
+        "enabled=True)\n        with torch.set",
+    ),
     ("model: dropout left on", "core/adapter.py", "norm=method.norm).eval()", "norm=method.norm).train()"),
     (
         "model: train() reaches it",
@@ -58,7 +76,7 @@ MUTANTS = [
         "        finally:\n            for handle in handles:\n                handle.remove()\n        return Output(",
         "        finally:\n            pass\n        [handle.remove() for handle in handles]\n        return Output(",
     ),
-    ("head: any layer of the right width", "core/split.py", "if fits and _becomes(out, logits)", "if fits"),
+    ("head: any layer of the right width", "core/split.py", " and _becomes(out, logits)", ""),
     ("teacher: an alias of the student", "core/split.py", "twin = copy.deepcopy(self)", "twin = copy.copy(self)"),
     (
         "flow: predicts after the update",
@@ -72,7 +90,7 @@ MUTANTS = [
         "with torch.inference_mode(False):\n            x =",
         ("with torch.no_grad():\n            x ="),
     ),
-    ("flow: NaN pixels are taken", "core/adapter.py", "if not bool(x.isfinite().all()):", "if False:"),
+    ("flow: NaN pixels are taken", "core/guard.py", "if not bool(x.detach().abs().amax() <= LARGEST):", "if False:"),
     (
         "flow: steps along a gradient that is not finite",
         "core/adapter.py",
@@ -164,6 +182,32 @@ MUTANTS = [
         "self.seen - self.arrival[:size], -1)",
     ),
     ("bank: similarities without norms", "memory.py", ".mul_(self.scale[:size])", ""),
+    ("bank: a tolerance for cosines alone", "memory.py", "eps * lengths", "eps"),
+    (
+        "bank: in half precision after a move",
+        "memory.py",
+        "super()._apply(keep, recurse)",
+        "super()._apply(fn, recurse)",
+    ),
+    (
+        "head: one that sees maps",
+        "core/split.py",
+        "return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape",
+        "return True",
+    ),
+    ("head: groups", "core/split.py", 'if getattr(layer, "groups", 1) > 1:', "if False:"),
+    (
+        "head: bias of a convolution lost",
+        "core/split.py",
+        "return F.linear(features, self.weight, bias)",
+        "return F.linear(features, self.weight)",
+    ),
+    (
+        "eata: prepared twice, counted twice",
+        "core/adapter.py",
+        "            fresh = self._init()\n",
+        "            fresh = copy.deepcopy(self.state)\n",
+    ),
     ("tent: flipped sign", "methods/tent.py", "return entropy", "return -entropy"),
     ("pl: everything is confident", "methods/pl.py", "confidence > self.threshold", "confidence > 0"),
     (

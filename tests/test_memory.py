@@ -144,6 +144,28 @@ def test_float32_sums_do_not_drift() -> None:
         torch.testing.assert_close(bank.prototypes()[k], members.double().mean(dim=0).float(), rtol=1e-6, atol=1e-6)
 
 
+def test_a_giant_that_leaves_leaves_no_trace() -> None:
+    bank = Bank(1, 1, 5, torch.zeros(0))
+    z = torch.tensor([[0.3], [0.3], [0.3], [0.3], [1e16]])
+    bank.insert(z, torch.ones(5, 1), torch.zeros(5, dtype=torch.int64), torch.tensor([0.1, 0.1, 0.1, 0.1, 0.9]))
+    bank.insert(z[:1], torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), torch.tensor([0.2]))
+    torch.testing.assert_close(bank.prototypes(), torch.tensor([[0.3]]))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_close_neighbours_are_told_apart(order: int) -> None:
+    """Similarities of L1-normalised features are about 1/D: rounding is no reason to take them for equal."""
+    g = torch.Generator().manual_seed(0)
+    bank, n, d = Bank(1, 1024, None, torch.zeros(0), order=order), 4000, 1024
+    z = torch.randn(n, d, generator=g).relu() + 0.1 * torch.rand(n, d, generator=g)
+    bank.insert(z, torch.arange(n).unsqueeze(1).float(), torch.zeros(n, dtype=torch.int64), torch.zeros(n))
+    queries = torch.randn(32, d, generator=g).relu()
+    exact = [t.double() / t.double().norm(p=order, dim=1, keepdim=True) for t in (queries, z)]
+    expected = (exact[0] @ exact[1].T).topk(3, dim=1).indices.sort(dim=1).values
+    found = bank.neighbors(queries, 3)[1][:, :, 0].long().sort(dim=1).values
+    assert int((expected == found).all(dim=1).sum()) >= 31
+
+
 def test_memory_is_bounded_and_follows_what_is_stored() -> None:
     bank, _ = filled(5, batches=200)
     assert bank.size == len(bank.labels) == CLASSES * 5

@@ -33,7 +33,7 @@ DEFAULTS = {
     "t3a": {"per_class": 100, "norm": "source"},
     "eta": {"lr": 2.5e-4, "margin": 0.4, "redundancy": "auto", "momentum": 0.9, "params": "norm"},
     "eata": {"fisher_weight": 2000.0},
-    "lame": {"affinity": "rbf", "neighbors": 5, "symmetric": False, "norm": "source"},
+    "lame": {"affinity": "knn", "neighbors": 5, "symmetric": False, "norm": "source"},
     "tsd": {"lr": 1e-4, "per_class": 100, "neighbors": 3, "alignment": 0.1, "consistency": True, "steps": 1},
 }
 

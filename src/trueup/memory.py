@@ -5,6 +5,9 @@ its first `size` rows are the whole bank. Class sums are kept in float64 and cha
 an insertion costs the same however much is stored.
 """
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -58,6 +61,15 @@ class Bank(nn.Module):
         self.register_buffer("table", zeros(classes, 0, dtype=torch.int64))
         self.register_buffer("seen", zeros(1, dtype=torch.int64))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow a model to its device and to higher precision, never to lower."""
+
+        def keep(t: Tensor) -> Tensor:
+            return (new := fn(t)).to(torch.promote_types(t.dtype, new.dtype))
+
+        super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     @property
     def size(self) -> int:
         """How many entries are stored."""
@@ -80,6 +92,7 @@ class Bank(nn.Module):
             self.table[labels[chosen], slots] = rows
 
         self._reserve(size + len(chosen) - len(freed))
+        left, lengths = self.labels[freed], 1 / self.weight[freed]
         self._count(freed, sign=-1)
         feature = features[chosen].to(self.features.dtype)
         self.features[rows] = feature
@@ -90,6 +103,7 @@ class Bank(nn.Module):
         self.scale[rows] = 1 / feature.norm(p=self.order, dim=1).clamp(min=1e-12)
         self.weight[rows] = 1 / feature.norm(p=2, dim=1).clamp(min=1e-12)
         self._count(rows, sign=1)
+        self._refresh(left, lengths)
 
     def _compete(self, labels: Tensor, entropy: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rank newcomers with what their classes hold: (newcomers that stay, rows that leave, table columns)."""
@@ -143,6 +157,15 @@ class Bank(nn.Module):
             share = share * self.weight[rows].unsqueeze(1)
         self.sums.index_add_(0, labels, share.to(self.sums.dtype), alpha=sign)
 
+    def _refresh(self, labels: Tensor, lengths: Tensor) -> None:
+        """Sum anew where so long a feature has left that rounding while it was there shows in what remains."""
+        if self.unit or not len(labels):
+            return
+        wild = lengths > 1e6 * self.sums[labels].norm(dim=1)
+        for k in labels[wild].unique().tolist():
+            rows = self.table[k][self.table[k] >= 0]
+            self.sums[k] = self.features[rows].to(self.sums.dtype).sum(dim=0)
+
     def prototypes(self) -> Tensor:
         """The mean of each class's features (C, D); zero where a class has none."""
         return self.sums.to(self.features.dtype, copy=True).div_(self.counts.clamp(min=1).unsqueeze(1))
@@ -162,12 +185,15 @@ class Bank(nn.Module):
         top = similarity.topk(min(k + 1, size), dim=1)
         values, rows = top.values[:, :k], top.indices[:, :k]
         if k < size:
-            # Copies of a feature may differ by rounding. Where the choice ends among such equals, the newest win.
-            tolerance = 8 * torch.finfo(similarity.dtype).eps
-            tied = (values[:, -1] - top.values[:, k] <= tolerance).nonzero().squeeze(1)
-            among, edge = similarity[tied], values[tied, -1:]
-            age = torch.where(among >= edge - tolerance, self.arrival[:size], -1)
-            age[among > edge + tolerance] = torch.iinfo(age.dtype).max
+            # Products with copies of a feature differ by rounding, which goes with the lengths (1 for the cosine).
+            # Where the choice ends among such equals, the newest win.
+            last = rows[:, -1]
+            lengths = queries.norm(p=2, dim=1) * self.scale[last] / self.weight[last]
+            slack = 8 * torch.finfo(similarity.dtype).eps * lengths
+            tied = (values[:, -1] - top.values[:, k] <= slack).nonzero().squeeze(1)
+            among, edge, slack = similarity[tied], values[tied, -1:], slack[tied].unsqueeze(1)
+            age = torch.where(among >= edge - slack, self.arrival[:size], -1)
+            age[among > edge + slack] = torch.iinfo(age.dtype).max
             rows[tied] = age.topk(k, dim=1).indices
             values[tied] = among.gather(1, rows[tied])
         return values, rows

@@ -1,11 +1,15 @@
 """The adapter's own behaviour, beyond the contract of methods."""
 
+import copy
 import logging
+import threading
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import trueup
@@ -38,15 +42,144 @@ def test_what_is_no_model_is_refused() -> None:
         trueup.adapt(trueup.adapt(convnet(), "tent"), "tent")
 
 
-def test_a_model_that_cannot_be_copied_is_refused_with_the_way_out() -> None:
-    class Holder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 3)
-            self.kept = self.head.weight * 2
+class Hoarder(nn.Module):
+    """Keeps a result of its last forward, as feature extractors do."""
 
-    with pytest.raises(ValueError, match=r"cannot be copied.*parametrizations\.weight_norm"):
-        trueup.adapt(Holder(), "tent")
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = convnet()
+        self.kept: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.inner(x)
+        return self.kept
+
+
+def test_models_that_hold_results_can_be_copied() -> None:
+    adapter = trueup.adapt(Hoarder(), "tsd")
+    adapter(X)
+    twin, plain = copy.deepcopy(adapter), adapter.unwrap()
+    assert torch.equal(twin(X), adapter(X))
+    assert plain(X).shape == (16, 6)
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        old = nn.Sequential(nn.Linear(4, 4), nn.utils.weight_norm(nn.Linear(4, 3)))
+    assert trueup.adapt(old, "tsd")(torch.randn(5, 4)).isfinite().all()
+
+
+def test_models_that_cannot_be_copied_or_changed_are_refused() -> None:
+    model = convnet()
+    model.lock = threading.Lock()
+    with pytest.raises(ValueError, match="cannot be copied"):
+        trueup.adapt(model, "tent")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = torch.jit.trace(convnet(), X)
+    with pytest.raises(TypeError, match="TorchScript"):
+        trueup.adapt(scripted, "tent")
+    with pytest.raises(ValueError, match="seed='a' must be a whole number"):
+        trueup.adapt(convnet(), "tent", seed="a")
+
+
+class InPlace(nn.Module):
+    """Normalises its input in place, counts its calls and remembers a mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = convnet()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = self.mean + 0.1 * (x.mean() - self.mean)
+        return self.inner(x.sub_(0.5).div_(0.5) + self.mean)
+
+
+def test_models_that_change_their_input_or_buffers(tmp_path: Any) -> None:
+    model = InPlace().eval()
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(X.clone())
+    x = X.clone()
+    adapter = trueup.adapt(model, "tsd", norm="source", steps=2)
+    torch.testing.assert_close(adapter(x), expected)
+    assert torch.equal(x, X)
+    adapter.save(tmp_path / "state")
+    other = trueup.adapt(model, "tsd", norm="source", steps=2)
+    other.load(tmp_path / "state")
+    assert torch.equal(adapter(X), other(X))
+    assert int(adapter.net.model.calls) == 4
+    adapter.reset()
+    assert int(adapter.net.model.calls) == 0
+    torch.testing.assert_close(adapter(X), expected)
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its body in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        inner = convnet()
+        self.first, self.body, self.head, self.reentrant = inner[0], inner[1:-1], inner[-1], reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.utils.checkpoint.checkpoint(self.body, self.first(x), use_reentrant=self.reentrant))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of the probe, which needs no gradient
+@pytest.mark.parametrize("norm", ["source", "batch", "ema"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputation_normalises_as_the_forward_did(norm: str, reentrant: bool) -> None:
+    plain = trueup.adapt(convnet(), "tsd", norm=norm, lr=1e-3, steps=2)
+    saving = trueup.adapt(Checkpointed(reentrant), "tsd", norm=norm, lr=1e-3, steps=2)
+    for seed in range(3):
+        x = images(16, seed=seed, shift=1.0)[0]
+        torch.testing.assert_close(plain(x), saving(x), rtol=1e-4, atol=1e-4)
+    for a, b in zip(plain.net.parameters(), saving.net.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert not any(m._forward_pre_hooks for m in saving.modules())
+
+
+def test_a_failed_call_does_not_move_the_random_stream() -> None:
+    a, b = chatty(limit=100), chatty(limit=100)
+    with pytest.raises(ValueError, match="cannot take"):
+        a(X[:, :2])
+    assert torch.equal(a(X), b(X))
+
+
+def test_losses_and_memory_stay_exact_under_autocast() -> None:
+    """Only the model runs in low precision; what a method multiplies is not rounded to it."""
+    seen: list[torch.dtype] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Spy(Chatty):
+        def observe(self, net: SplitModel, out: Output, state: Any) -> None:
+            seen.append((out.features @ out.features.T).dtype)
+
+        def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+            seen.append((out.logits @ out.logits.T).dtype)
+            return super().loss(net, out, state)
+
+        def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+            seen.append((out.scores @ out.scores.T).dtype)
+            return out.logits
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert trueup.adapt(convnet(), Spy())(X[:4]).dtype == torch.float32
+    assert seen == [torch.float32] * 3
+
+
+def test_moving_keeps_the_precision_of_the_memory(tmp_path: Any) -> None:
+    adapter = trueup.adapt(convnet(), "tsd")
+    adapter(X)
+    adapter.to(torch.float32)
+    assert adapter.state.sums.dtype == torch.float64
+    adapter.save(tmp_path / "state")
+    trueup.adapt(convnet(), "tsd").load(tmp_path / "state")
+    adapter.bfloat16()
+    assert (adapter.state.features.dtype, adapter.state.sums.dtype) == (torch.float32, torch.float64)
+    adapter.reset()
+    assert next(adapter.net.parameters()).dtype == torch.bfloat16
+    assert adapter(X.bfloat16()).isfinite().all()
 
 
 def test_repr_before_and_after_the_first_batch() -> None:
@@ -72,7 +205,7 @@ def test_messages_say_what_to_do() -> None:
     adapter = trueup.adapt(convnet(), "tent")
     bad = X.clone()
     bad[[2, 5], 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match=r"NaN or infinite, in rows \[2, 5\]"):
+    with pytest.raises(ValueError, match=r"NaN, infinite or beyond 1e\+12, in rows \[2, 5\]"):
         adapter(bad)
     with pytest.raises(ValueError, match=r"x\.float\(\) / 255"):
         adapter((X * 100).to(torch.uint8))
@@ -243,6 +376,7 @@ def test_moving_keeps_all_parts_together() -> None:
     adapter(X)
     adapter.double()
     assert adapter(X.double()).dtype == torch.float64
+    assert adapter._fresh[0].features.dtype == torch.float64
     assert all(v.dtype == torch.float64 for s in adapter._optimizer.state.values() for k, v in s.items() if k != "step")
     adapter.reset()
     assert adapter(X.double()).isfinite().all()
@@ -285,7 +419,7 @@ def test_autocast_is_left_to_the_user() -> None:
 def test_half_precision_model() -> None:
     adapter = trueup.adapt(patchnet().bfloat16(), "tsd")
     answer = adapter(X.bfloat16())
-    assert answer.dtype == torch.bfloat16
+    assert answer.dtype == torch.float32
     assert adapter.state.features.dtype == torch.float32
     assert all(p.isfinite().all() for p in adapter.net.parameters())
 

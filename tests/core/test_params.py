@@ -21,6 +21,14 @@ class NormedLinear(nn.Linear):
     """A cosine classifier: called a norm, but it is none."""
 
 
+class NormFreeBlock(nn.Module):
+    """Named after what it does without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gain = nn.Conv2d(2, 2, 1), nn.Parameter(torch.ones(()))
+
+
 class Zoo(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +36,7 @@ class Zoo(nn.Module):
         self.ln, self.gn, self.rms = nn.LayerNorm((2, 3)), nn.GroupNorm(1, 2), nn.RMSNorm((2, 3))
         self.inorm, self.plain = nn.InstanceNorm2d(2, affine=True), nn.InstanceNorm2d(2)
         self.other, self.head, self.conv = RmsNorm2(2), NormedLinear(2, 2), nn.Conv2d(2, 2, 1)
+        self.free = NormFreeBlock()
         self.register_parameter("count", nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False))
 
 

@@ -50,6 +50,29 @@ def test_convolution_head_that_is_flattened() -> None:
     assert torch.equal(out.scores, out.logits)
 
 
+def test_tsd_on_a_convolution_head_is_tsd_on_a_linear_one() -> None:
+    conv = Net(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 5, 1), nn.Flatten())).eval().double()
+    linear = pooled(nn.Linear(8, 5)).double()
+    linear.body.load_state_dict(conv.body.state_dict())
+    linear.tail[2].weight.data, linear.tail[2].bias.data = conv.tail[1].weight.data.flatten(1), conv.tail[1].bias.data
+    for method in ("tsd", "t3a"):
+        a, b = trueup.adapt(conv, method), trueup.adapt(linear, method)
+        for seed in range(4):
+            x = images(8, seed=seed)[0].double()
+            torch.testing.assert_close(a(x), b(x))
+
+
+@pytest.mark.parametrize("method", ["tsd", "t3a", "lame"])
+def test_heads_that_see_maps_are_refused_for_classifiers(method: str) -> None:
+    """A kernel that covers the map, a map that is pooled later, groups: none has one feature vector per image."""
+    covers = Net(nn.Sequential(nn.Conv2d(8, 5, 8), nn.Flatten())).eval()
+    later = Net(nn.Sequential(nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())).eval()
+    grouped = Net(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1, groups=2), nn.Flatten())).eval()
+    for model, head in ((covers, None), (covers, "tail.0"), (later, "tail.0"), (grouped, None), (grouped, "tail.1")):
+        with pytest.raises(HeadNotFoundError):
+            trueup.adapt(model, method, head=head)(X)
+
+
 @pytest.mark.parametrize(
     "resize", [{"mode": "nearest"}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}]
 )
@@ -140,7 +163,7 @@ def test_a_named_head_is_used() -> None:
 def test_a_wrong_name_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'fc' is no linear or convolution layer.*conv0, conv1, head"):
         trueup.adapt(convnet(), "tsd", head="fc", example=X)
-    with pytest.raises(ValueError, match="does not give 6 values"):
+    with pytest.raises(ValueError, match=r"'conv0' gives \[\(2, 16, 8, 8\)\] for logits"):
         trueup.adapt(convnet(), "tsd", head="conv0", example=X)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import trueup
 from trueup.core.statistics import normalizing
@@ -32,15 +32,17 @@ def test_buffers_are_back_also_after_an_exception(policy: str) -> None:
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
-def test_reading_does_not_move_the_estimates() -> None:
+def test_reading_uses_the_estimates_as_they_stand() -> None:
     model = convnet()
-    before = buffers(model)
+    source, before = model(X).detach(), buffers(model)
     with torch.no_grad(), normalizing(model, "ema", update=False):
-        read = model(X)
+        assert torch.equal(model(X), source)
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
     with torch.no_grad(), normalizing(model, "ema", update=True):
-        assert torch.equal(read, model(X))
+        moved = model(X)
     assert not torch.equal(before[0], model.bn0.running_mean)
+    with torch.no_grad(), normalizing(model, "ema", update=False):
+        torch.testing.assert_close(model(X), moved)
 
 
 def test_second_steps_read() -> None:
@@ -71,7 +73,7 @@ def test_unwrap_keeps_the_estimates() -> None:
 
 @pytest.mark.parametrize("norm", ["ema", "batch", "source"])
 def test_values_too_large_are_refused_or_answered_finitely(norm: str) -> None:
-    for scale in (1e10, 1e20, 1e30, 3e38):
+    for scale in (1e6, 1e12, 1e20, 1e30, 3e38):
         adapter = trueup.adapt(convnet(), "tsd", norm=norm)
         adapter(X)
         before = [t.clone() for t in (*adapter.net.buffers(), *adapter.net.parameters())]
@@ -91,9 +93,23 @@ def test_statistics_that_are_not_finite_are_refused() -> None:
     adapter = trueup.adapt(convnet(), "bn", norm="ema")
     adapter(X)
     before = buffers(adapter.net)
+    with torch.no_grad():
+        adapter.net.model.conv1.weight *= 1e25  # finite, but squares of what it makes of a batch are not
     with pytest.raises(ValueError, match="not finite"):
-        adapter(X * 1e25)
+        adapter(X)
     assert all(torch.equal(a, b) for a, b in zip(before, adapter.net.buffers(), strict=True))
+
+
+def test_a_layer_that_is_used_twice_keeps_its_own_for_a_single_value() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.head = nn.BatchNorm2d(3), nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.bn(self.bn(x).mean(dim=(2, 3), keepdim=True)).flatten(1))
+
+    assert trueup.adapt(Twice().eval(), "bn")(X[:1]).isfinite().all()
 
 
 def test_layers_without_running_estimates_work() -> None:

@@ -63,6 +63,26 @@ def test_preparation_survives_reset_and_is_saved(tmp_path: object) -> None:
     assert torch.equal(other.state.fisher.get_buffer("0"), fisher)
 
 
+def test_preparing_again_starts_again() -> None:
+    adapter = trueup.adapt(convnet(), "eata")
+    adapter.prepare(SOURCE)
+    fisher = adapter.state.fisher.get_buffer("0").clone()
+    adapter.prepare(SOURCE)
+    assert torch.equal(adapter.state.fisher.get_buffer("0"), fisher)
+    trueup.adapt(convnet(), "eata", params="none").prepare(SOURCE)
+
+
+def test_an_unprepared_state_loaded_into_a_prepared_adapter(tmp_path: object) -> None:
+    bare, prepared = trueup.adapt(convnet(), "eata"), trueup.adapt(convnet(), "eata")
+    bare(images(16, seed=9)[0])
+    bare.save(tmp_path / "bare")
+    prepared.prepare(SOURCE)
+    prepared(images(16, seed=8)[0])
+    prepared.load(tmp_path / "bare")
+    prepared.reset()
+    assert not prepared.state.fisher.get_buffer("0").any()
+
+
 def test_unprepared_it_is_eta_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     eta, eata = trueup.adapt(convnet(), "eta"), trueup.adapt(convnet(), "eata")
     with caplog.at_level(logging.WARNING, logger="trueup"):

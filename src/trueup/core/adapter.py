@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.core.method import GradientMethod, Method
+from trueup.core.copying import copy_model, kept_tensors
+from trueup.core.guard import check_input
+from trueup.core.method import GradientMethod, Method, whole
 from trueup.core.params import select
 from trueup.core.randomness import RandomStream
 from trueup.core.registry import make_method
@@ -67,9 +70,12 @@ class Adapter(nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
         if isinstance(model, Adapter):
             raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
+        if isinstance(model, torch.jit.ScriptModule):
+            raise TypeError("a TorchScript model cannot be adapted; pass the module it was made from")
+        whole("seed", seed, 0)
         self.method = method
         self.training = False
-        self.net = SplitModel(_copy(model).requires_grad_(False), output=output, norm=method.norm).eval()
+        self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm).eval()
         self.state = nn.Module()
         self.batches = 0
         self.updates = 0
@@ -90,7 +96,7 @@ class Adapter(nn.Module):
     # The flow
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict a batch, then adapt to it. Returns detached logits."""
+        """Predict a batch, then adapt to it. Returns detached logits, at least float32."""
         with torch.inference_mode(False):
             x = self._checked(x)
             if not self._built:
@@ -112,18 +118,22 @@ class Adapter(nn.Module):
     def _take(self, x: Tensor) -> Tensor:
         method, net, state = self.method, self.net, self.state
         again = method.episodic
-        with torch.set_grad_enabled(self._optimizer is not None):
+        # The policy holds until after backward, for models that recompute their activations there. Only the model runs
+        # under the user's autocast; losses and memory do not.
+        exact = partial(torch.autocast, x.device.type, enabled=False)
+        with torch.set_grad_enabled(self._optimizer is not None), net.normalizing():
             first = out = method.forward(net, x, state)
-            with torch.no_grad():
+            with exact(), torch.no_grad():
                 method.observe(net, out, state)
             for step in range(method.steps if isinstance(method, GradientMethod) else 1):
                 if step > 0:
                     with net.reading():
                         out = method.forward(net, x, state)
-                self._update(out)
-                with torch.no_grad():
+                with exact():
+                    self._update(out)
+                with exact(), torch.no_grad():
                     again |= method.after(net, out, state) == "reset"
-        with torch.no_grad():
+        with exact(), torch.no_grad():
             answer = method.predict(net, first, state).detach()
         self.batches += 1
         if again:
@@ -157,28 +167,14 @@ class Adapter(nn.Module):
             log.warning(message, *values)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """The input as a plain tensor, or an error before anything has changed."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
-        if x.ndim < 2 or x.numel() == 0:
-            raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
-        if not x.is_floating_point():
-            raise ValueError(f"x is {x.dtype}: convert and normalise it as in training, e.g. x.float() / 255")
-        weight = next((p for p in self.net.model.parameters() if p.is_floating_point()), None)
-        if weight is not None:
-            if x.device != weight.device:
-                raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
-            if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-                raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
-        if not bool(x.isfinite().all()):
-            rows = (~x.flatten(1).isfinite().all(dim=1)).nonzero().flatten().tolist()
-            raise ValueError(f"x has values that are NaN or infinite, in rows {rows[:10]}: leave these images out")
+        check_input(x, self.net.model)
         return x.clone() if x.is_inference() else x.detach()
 
     # Building and state
 
     def _probe(self, x: Tensor) -> None:
-        """Find the head with a batch, then build."""
+        """Find the head with a batch, then build; buffers that the model changes by itself are put back."""
+        buffers = {name: b.clone() for name, b in self.net.model.named_buffers()}
         with self._random.drawing(x.device), torch.no_grad():
             try:
                 head, logits = find_head(self.net.model, x[:2], name=self._head, output=self.net.output)
@@ -186,6 +182,9 @@ class Adapter(nn.Module):
                 if self._head is not None or self._needs_head():
                     raise
                 head, logits = None, self.net._run(x[:2])
+            finally:
+                for name, buffer in self.net.model.named_buffers():
+                    buffer.copy_(buffers[name])
         if logits.ndim != 2:
             raise ValueError(f"{self.method.info.name} adapts classifiers; this model returns {tuple(logits.shape)}")
         self._build(head, logits.shape[1])
@@ -202,12 +201,18 @@ class Adapter(nn.Module):
         net.model.requires_grad_(False)
         for p in selected.values():
             p.requires_grad_(True)
-        watched = {**selected, **{n: b for n, b in net.model.named_buffers() if b.is_floating_point()}}
+        watched = {**selected, **dict(net.model.named_buffers())}
         self._source = {name: t.detach().clone() for name, t in watched.items()}
-        with self._random.drawing(next(iter(watched.values()), torch.empty(0)).device), torch.no_grad():
-            self._fresh = (method.init(net).eval(),)
+        self._fresh = (self._init(),)
         self._built = True
         self.reset()
+
+    def _init(self) -> nn.Module:
+        """The method's state before any batch; the model must be at its source."""
+        self._random.restart()
+        device = next((t.device for t in (*self.net.parameters(), *self.net.buffers())), torch.device("cpu"))
+        with self._random.drawing(device), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return self.method.init(self.net).eval()
 
     def prepare(self, loader: Iterable[Any]) -> None:
         """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
@@ -221,7 +226,7 @@ class Adapter(nn.Module):
                 raise ValueError("the loader is empty")
             if not self._built:
                 self._probe(first)
-            fresh = copy.deepcopy(self.state)
+            fresh = self._init()
             with self._random.drawing(first.device), self.net.reading(), torch.enable_grad():
                 self.method.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
             self._fresh, self._prepared = (fresh,), True
@@ -271,10 +276,17 @@ class Adapter(nn.Module):
 
         Its BatchNorm layers use running statistics: those estimated with norm="ema", else the source's.
         """
-        model = _copy(self.net.model)
+        model = copy_model(self.net.model)
         for name, p in model.named_parameters():
             p.requires_grad_(self._flags[name])
         return model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that goes on alone; what a model has kept of its last forward is cut from the graph."""
+        memo.update(kept_tensors(self))
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return twin
 
     def train(self, mode: bool = True) -> Self:
         """Changes nothing: an adapter predicts and adapts in one mode."""
@@ -306,14 +318,3 @@ def _short(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f}{letter}"
     return str(count)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    with torch.inference_mode(False):
-        try:
-            return copy.deepcopy(model)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the model cannot be copied: {error} (torch.nn.utils.weight_norm does this; "
-                f"torch.nn.utils.parametrizations.weight_norm does not)"
-            ) from error

@@ -55,13 +55,14 @@ def _inside(model: nn.Module, head: str, parameter: nn.Parameter) -> bool:
 def _norm_names(model: nn.Module) -> set[str]:
     """Names of the affine parameters of normalisation layers: torch's own, and others' that are called so.
 
-    A layer of another library counts if its class has "norm" in its name and each of its own parameters is a vector;
-    a linear layer that normalises its weights is none.
+    A layer of another library counts if its class has "norm" in its name, each of its parameters is a vector and no
+    layer in it has any: a linear layer that normalises its weights is none, nor is a block that has normalisation.
     """
     names = set()
     for prefix, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
-        vectors = all(p.numel() == max(p.shape, default=1) for p in own.values())
-        if isinstance(module, _NORMS) or ("norm" in type(module).__name__.lower() and vectors):
+        simple = all(p.numel() == max(p.shape, default=1) for p in own.values())
+        simple &= len(own) == len(list(module.parameters()))
+        if isinstance(module, _NORMS) or ("norm" in type(module).__name__.lower() and simple):
             names |= {f"{prefix}.{name}" if prefix else name for name in own}
     return names

@@ -25,10 +25,10 @@ class RandomStream:
         self._active = devices
         try:
             yield
+            self.states = {d.type: _get(d) for d in devices}  # not after a failure: then nothing has happened
         finally:
             self._active = []
             for d, state in zip(devices, theirs, strict=True):
-                self.states[d.type] = _get(d)
                 _set(d, state)
 
     def restart(self) -> None:

@@ -56,16 +56,18 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state; everything is checked before anything changes."""
+    ours = _identity(adapter)
+    for key, reason in IDENTITY.items():
+        if ours[key] != header[key] and (key != "parameters" or adapter._built):
+            raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
     if not adapter._built:
+        if adapter._head not in (None, header["head"]):
+            raise ValueError(f"{path} has the head {header['head']!r}, this adapter head={adapter._head!r}")
         twin = copy.deepcopy(adapter)
-        _build_like(twin, header, path)
+        twin._build(header["head"], header["classes"])
         restore(twin, tensors, header, path)
         adapter.__dict__ = twin.__dict__
         return
-    ours = _identity(adapter)
-    for key, reason in IDENTITY.items():
-        if ours[key] != header[key]:
-            raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
     parts: dict[str, dict[str, Tensor]] = {"net": {}, "state": {}, "fresh": {}, "random": {}, "optimizer": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
@@ -75,6 +77,8 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
         _fits(part, _tensors(adapter._fresh[0]), parts[part], path, exact=False, whole=True)
 
     with torch.inference_mode(False), torch.no_grad():
+        adapter.reset()
+        adapter._fresh = (adapter._init(),)
         if header["prepared"]:
             _assign(adapter._fresh[0], parts["fresh"])
         adapter._prepared = header["prepared"]
@@ -88,18 +92,6 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     adapter.batches, adapter.updates = header["batches"], header["updates"]
 
 
-def _build_like(adapter: Adapter, header: dict[str, Any], path: str | Path) -> None:
-    """Build an adapter that has seen no batch with the head that the file names."""
-    head = header["head"]
-    if adapter._head not in (None, head):
-        raise ValueError(f"{path} has the head {head!r}, this adapter head={adapter._head!r}")
-    if head is not None and head not in dict(adapter.net.model.named_modules()):
-        raise ValueError(f"{path} belongs to another source model: it has no layer {head!r}")
-    if header["method"] != adapter.method.info.name:
-        raise ValueError(f"{path} belongs to another method: {header['method']}, here {adapter.method.info.name}")
-    adapter._build(head, header["classes"])
-
-
 def _identity(adapter: Adapter) -> dict[str, Any]:
     """What must agree; the hyper-parameters as JSON gives them back, a function by what it selected."""
     hyper = {k: "a function" if callable(v) else v for k, v in adapter.method.hyperparameters().items()}
@@ -108,7 +100,7 @@ def _identity(adapter: Adapter) -> dict[str, Any]:
         "hyperparameters": json.loads(json.dumps(hyper)),
         "seed": adapter._random.seed,
         "parameters": list(adapter.net.selected),
-        "source": adapter._source_digest(),
+        "source": adapter._source_digest()[:16],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,8 @@ class HeadNotFoundError(ValueError):
 class Output:
     """One forward pass: `features` (N, D) and `scores` (N, C) at the head, `logits` as the model returns them.
 
-    Where the model has no head, features and scores are the logits. `memo` is scratch space of this call.
+    All are at least float32, so that losses are. Where the model has no head, features and scores are the logits.
+    `memo` is scratch space of this call.
     """
 
     x: Tensor
@@ -66,7 +67,10 @@ class SplitModel(nn.Module):
                 logits = self._run(x)
                 if len(calls) > 1:
                     raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
+                if self.head is not None and not calls:
+                    raise ValueError(f"the head {self.head!r} did not run in this forward; name another")
                 features, scores = _rows(*calls[0]) if calls else (logits, logits)
+                features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
                 if not bool((_squares(features) + _squares(logits)).isfinite()):
                     raise ValueError(
                         "the model's answer to this batch is not finite: the values are too large, "
@@ -81,6 +85,10 @@ class SplitModel(nn.Module):
 
     def _run(self, x: Tensor) -> Tensor:
         return as_logits(run(self.model, x), self.output, rows=len(x))
+
+    def normalizing(self) -> AbstractContextManager[None]:
+        """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
+        return normalizing(self.model, self.norm, update=False)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -123,13 +131,17 @@ class SplitModel(nn.Module):
 
 def _squares(values: Tensor) -> Tensor:
     """The sum of squares: where it is finite, norms and sums are, too."""
-    return values.detach().to(torch.promote_types(values.dtype, torch.float32)).square().sum()
+    return values.detach().square().sum()
+
+
+def _promoted(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def run(model: nn.Module, x: Tensor) -> Any:
     """The model's answer; what torch says of an unfit input becomes a ValueError that shows the input."""
     try:
-        return model(x)
+        return model(x.clone())  # a model may change its input in place
     except (RuntimeError, IndexError, AssertionError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -170,15 +182,15 @@ def find_head(
         last = ", ".join(list(layers.values())[-3:])
         raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
     calls, logits = _watch(model, x, layers, output)
-    if name is not None:
-        if any(path == name and _width(layer) == logits.shape[1] for path, layer, _, _ in calls):
-            return name, logits
-        raise HeadNotFoundError(f"head={name!r} does not give {logits.shape[1]} values per image in the forward pass")
     paths = [path for path, *_ in calls]
     for path, layer, inp, out in reversed(calls):
-        fits = paths.count(path) == 1 and _width(layer) == logits.shape[1] and getattr(layer, "groups", 1) == 1
-        if fits and _becomes(out, logits) and (inp.ndim == out.ndim):
+        fits = _width(layer) == logits.shape[1] and _aligned(layer, inp, out, logits)
+        found = path == name if name is not None else paths.count(path) == 1 and _becomes(out, logits)
+        if fits and found:
             return path, logits
+    if name is not None:
+        shapes = [tuple(out.shape) for path, _, _, out in calls if path == name] or "nothing"
+        raise HeadNotFoundError(f"head={name!r} gives {shapes} for logits {tuple(logits.shape)}: it cannot be the head")
     named = [path for path, layer, *_ in calls if _width(layer) == logits.shape[1]] or paths[-3:]
     raise HeadNotFoundError(
         f"no linear layer's output is the model's logits (something follows it, or several are combined); "
@@ -208,6 +220,18 @@ def _width(layer: nn.Module) -> int:
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight.shape[0]
+
+
+def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
+    """Whether the layer sees one feature vector per image where there is one answer per image, else a map of them."""
+    features, scores = _rows(inp, out)
+    if getattr(layer, "groups", 1) > 1:
+        return False
+    if logits.ndim > 2:
+        return features.ndim == scores.ndim == logits.ndim
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape
 
 
 def _becomes(out: Tensor, logits: Tensor) -> bool:

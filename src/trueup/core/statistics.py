@@ -29,32 +29,31 @@ POLICIES: dict[str, Callable[[Moments, Moments], Moments] | None] = {"source": N
 
 @contextmanager
 def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None]:
-    """Let the BatchNorm layers of a model in eval mode follow a policy; `update` keeps what the policy estimates.
+    """Let the BatchNorm layers of a model in eval mode follow a policy.
 
-    A layer that sees a single value per channel (one image, 1×1 map) has no variance to estimate and keeps its own
-    statistics.
+    With `update` the estimates of a policy that keeps some move to the batch first; else they are used as they stand. A
+    layer that sees a single value per channel (one image, 1×1 map) has no variance to estimate and keeps its own.
     """
-    if policy == "source":
+    rule = POLICIES[policy]
+    if policy == "source" or (rule is not None and not update):
         yield
         return
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    kept = [(layer.running_mean, layer.running_var) for layer in layers]
-    rule = POLICIES[policy]
+    kept = {layer: (layer.running_mean, layer.running_var) for layer in layers}
 
     def prepare(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, _BatchNorm)
         x = args[0].detach()
         if x.numel() == x.shape[1]:
-            return
-        if rule is None:
+            layer.running_mean, layer.running_var = kept[layer]
+        elif rule is None:
             layer.running_mean = layer.running_var = None  # so that torch takes the batch's and updates nothing
-            return
-        dims = [d for d in range(x.ndim) if d != 1]
-        variance, mean = torch.var_mean(x, dim=dims, correction=0)
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        running = (layer.running_mean, layer.running_var)
-        layer.running_mean, layer.running_var = rule(running, (mean.to(running[0]), variance.to(running[0])))
+        else:
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            running = (layer.running_mean, layer.running_var)
+            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+            layer.running_mean, layer.running_var = rule(running, (mean.to(running[0]), variance.to(running[0])))
 
     handles = [layer.register_forward_pre_hook(prepare) for layer in layers]
     try:
@@ -63,19 +62,18 @@ def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None
     finally:
         for handle in handles:
             handle.remove()
-        for layer, (mean, variance) in zip(layers, kept, strict=True):
+        for layer, (mean, variance) in kept.items():
             layer.running_mean, layer.running_var = mean, variance
     if rule is not None:
-        _keep(kept, used, update=update)
+        _keep(list(kept.values()), used)
 
 
-def _keep(running: Sequence[Optional], used: Sequence[Optional], *, update: bool) -> None:
-    """Refuse moments that are not finite; copy them into the running estimates if these are to move."""
+def _keep(running: Sequence[Optional], used: Sequence[Optional]) -> None:
+    """Copy moments into the running estimates, unless they are not finite."""
     pairs = [(r, u) for old, new in zip(running, used, strict=True) for r, u in zip(old, new, strict=True)]
     if not all(u is None or bool(u.isfinite().all()) for _, u in pairs):
         raise ValueError("the batch's normalisation statistics are not finite: its values are too large for this model")
-    if update:
-        with torch.no_grad():
-            for target, value in pairs:
-                if target is not None and value is not None and value is not target:
-                    target.copy_(value)
+    with torch.no_grad():
+        for target, value in pairs:
+            if target is not None and value is not None and value is not target:
+                target.copy_(value)

@@ -44,7 +44,7 @@ class Eata(Eta):
         """F: the squared gradient of a batch's mean cross-entropy with its own predictions, averaged over batches."""
         parameters, fisher = list(net.selected.values()), list(state.fisher.buffers())
         batches = 0
-        for x in loader:
+        for x in loader if parameters else ():
             logits = net(x).logits
             grads = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(dim=1)), parameters, allow_unused=True)
             for total, grad in zip(fisher, grads, strict=True):
@@ -52,7 +52,7 @@ class Eata(Eta):
                     total += grad.square()
             batches += 1
         for total in fisher:
-            total /= batches
+            total /= max(1, batches)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
         """ETA's loss and the penalty; None where ETA selects no sample."""

@@ -1,7 +1,6 @@
 """ETA: entropy minimisation on samples that are reliable and not redundant."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,9 @@ class Eta(GradientMethod):
     def init(self, net: SplitModel) -> nn.Module:
         """The running mean m of selected predictions; zero until there is one."""
         state = nn.Module()
-        state.register_buffer("mean", torch.zeros(net.classes, device=_device(net)))
+        like = next(net.parameters(), torch.empty(0))
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        state.register_buffer("mean", torch.zeros(net.classes, device=like.device, dtype=dtype))
         return state
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
@@ -78,8 +79,3 @@ class Eta(GradientMethod):
         """SGD with momentum."""
         parameters = [p for _, p in named]
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fusable(parameters))
-
-
-def _device(net: SplitModel) -> torch.device:
-    tensors: Iterable[Tensor] = net.parameters()
-    return next(iter(tensors)).device

@@ -17,7 +17,7 @@ from trueup.core.split import Output, SplitModel
 class Lame(Method):
     """The fixed point of Y = softmax(log s + W Y), for an affinity W between the images of a batch."""
 
-    affinity: str = "rbf"
+    affinity: str = "knn"
     """W: "knn" (1 for the nearest neighbours), "rbf" (Gaussian of the distance), "linear" (cosine)."""
     neighbors: int = 5
     """Neighbours for "knn"; for "rbf" the width is the mean distance to this neighbour, the image itself counted."""
@@ -39,11 +39,10 @@ class Lame(Method):
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Log-probabilities; those of the model for a batch of one image."""
-        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))
-        if len(logits) == 1:  # Differs: published code divides 0 by 0
-            return F.log_softmax(logits, dim=1).to(out.logits)
-        features = F.normalize(out.features.to(logits.dtype), p=2, dim=1)
-        return propagate((F.softmax(logits, dim=1) + 1e-10).log(), self.weights(features)).to(out.logits)
+        if len(out.logits) == 1:  # Differs: published code divides 0 by 0
+            return F.log_softmax(out.logits, dim=1)
+        features = F.normalize(out.features, p=2, dim=1)
+        return propagate((F.softmax(out.logits, dim=1) + 1e-10).log(), self.weights(features))
 
     def weights(self, features: Tensor) -> Tensor:
         """The affinity matrix W (N, N) of unit features."""

@@ -45,7 +45,7 @@ class T3a(Method):
 
     def predict(self, net: SplitModel, out: Output, state: Bank) -> Tensor:
         """Similarity logits; a class with no entry gets 0."""
-        return out.features @ F.normalize(state.prototypes().to(out.features), p=2, dim=1).T
+        return out.features.to(state.features.dtype) @ F.normalize(state.prototypes(), p=2, dim=1).T
 
 
 def remember(bank: Bank, features: Tensor, scores: Tensor) -> None:

@@ -25,9 +25,9 @@ class Case:
     method: type[Method]
     hyper: dict[str, Any] = field(default_factory=dict)
 
-    def adapter(self, model: nn.Module | None = None, **hyper: Any) -> Adapter:
+    def adapter(self, model: nn.Module | None = None, *, example: Tensor | None = None, **hyper: Any) -> Adapter:
         """A new adapter of a tiny trained model; prepared, if the method asks for it."""
-        adapter = adapt(model or toys.convnet(), self.method(**{**self.hyper, **hyper}))
+        adapter = adapt(model or toys.convnet(), self.method(**{**self.hyper, **hyper}), example=example)
         if "prepare" in self.method.info.needs:
             dtype = next(adapter.net.model.parameters()).dtype
             adapter.prepare([toys.images(32, seed=s)[0].to(dtype) for s in (1, 2)])

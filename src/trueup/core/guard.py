@@ -1,0 +1,27 @@
+"""What may enter: checks of the input, before anything has changed."""
+
+import torch
+from torch import Tensor, nn
+
+# Larger values are refused as infinite ones are: statistics of what a network makes of them overflow.
+LARGEST = 1e12
+
+
+def check_input(x: Tensor, model: nn.Module) -> None:
+    """An error that names the way out, for a batch that the model cannot use."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+    if x.ndim < 2 or x.numel() == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
+    if not x.is_floating_point():
+        raise ValueError(f"x is {x.dtype}: convert and normalise it as in training, e.g. x.float() / 255")
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weight is not None:
+        if x.device != weight.device:
+            raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
+    if not bool(x.detach().abs().amax() <= LARGEST):
+        rows = (~(x.detach().abs().flatten(1).amax(dim=1) <= LARGEST)).nonzero().flatten().tolist()
+        what = f"NaN, infinite or beyond {LARGEST:.0e}"
+        raise ValueError(f"x has values that are {what}, in rows {rows[:10]}: leave these images out")
