@@ -103,6 +103,35 @@ def test_a_state_for_other_classes_is_refused(classes: int, tmp_path: Path) -> N
         trueup.adapt(ours, "tsd").load(tmp_path / "state")
 
 
+def test_a_state_with_another_head_is_refused(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) + self.b(x)
+
+    model, x = Two(), torch.randn(6, 4)
+    adapter = trueup.adapt(model, "t3a", head="a")
+    adapter(x)
+    adapter.save(tmp_path / "state")
+    for example in (None, x):
+        with pytest.raises(ValueError, match="has the head 'a', this adapter 'b'"):
+            trueup.adapt(model, "t3a", head="b", example=example).load(tmp_path / "state")
+
+
+def test_loading_under_inference_mode(tmp_path: Path) -> None:
+    adapter = adapted()
+    adapter.save(tmp_path / "state")
+    with torch.inference_mode():
+        other = trueup.adapt(convnet(), "tsd")
+        other.load(tmp_path / "state")
+    assert torch.equal(adapter(XS[3]), other(XS[3]))
+    other.reset()
+    assert torch.equal(other(XS[0]), adapted(batches=0)(XS[0]))
+
+
 def test_functions_are_compared_by_what_they_select(tmp_path: Path) -> None:
     adapted("tsd", params=lambda name: "conv" in name).save(tmp_path / "state")
     trueup.adapt(convnet(), "tsd", params=lambda name: name.startswith("conv")).load(tmp_path / "state")

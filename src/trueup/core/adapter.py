@@ -267,7 +267,8 @@ class Adapter(nn.Module):
 
     def load(self, path: str | Path) -> None:
         """Continue from a saved state, bit by bit; a foreign or damaged file is refused and changes nothing."""
-        restore(self, *files.read(path), path)
+        with torch.inference_mode(False):
+            restore(self, *files.read(path), path)
 
     # A good citizen
 

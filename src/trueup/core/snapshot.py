@@ -60,9 +60,10 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     for key, reason in IDENTITY.items():
         if ours[key] != header[key] and (key != "parameters" or adapter._built):
             raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
+    head = adapter.net.head if adapter._built else adapter._head
+    if head != header["head"] and (adapter._built or head is not None):
+        raise ValueError(f"{path} has the head {header['head']!r}, this adapter {head!r}")
     if not adapter._built:
-        if adapter._head not in (None, header["head"]):
-            raise ValueError(f"{path} has the head {header['head']!r}, this adapter head={adapter._head!r}")
         twin = copy.deepcopy(adapter)
         twin._build(header["head"], header["classes"])
         restore(twin, tensors, header, path)
@@ -76,7 +77,7 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     for part in ("state", "fresh") if header["prepared"] else ("state",):
         _fits(part, _tensors(adapter._fresh[0]), parts[part], path, exact=False, whole=True)
 
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.no_grad():
         adapter.reset()
         adapter._fresh = (adapter._init(),)
         if header["prepared"]:
