@@ -152,6 +152,14 @@ def test_a_giant_that_leaves_leaves_no_trace() -> None:
     torch.testing.assert_close(bank.prototypes(), torch.tensor([[0.3]]))
 
 
+def test_giants_that_leave_one_after_the_other_leave_no_trace() -> None:
+    bank = Bank(1, 1, 4, torch.zeros(0, dtype=torch.float64))
+    for i, value in enumerate([9e5**3, 9e5**2, 9e5, 1.1, 0.1, 0.1, 0.1]):
+        z = torch.tensor([[value]], dtype=torch.float64)
+        bank.insert(z, torch.ones(1, 1), torch.zeros(1, dtype=torch.int64), torch.tensor([1 - i / 10]))
+    torch.testing.assert_close(bank.prototypes(), torch.tensor([[1.4 / 4]], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_close_neighbours_are_told_apart(order: int) -> None:
     """Similarities of L1-normalised features are about 1/D: rounding is no reason to take them for equal."""

@@ -5,9 +5,6 @@ its first `size` rows are the whole bank. Class sums are kept in float64 and cha
 an insertion costs the same however much is stored.
 """
 
-from collections.abc import Callable
-from typing import Self
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,6 +30,7 @@ class Bank(nn.Module):
     arrival: Tensor
     counts: Tensor
     sums: Tensor
+    peak: Tensor
     table: Tensor
     seen: Tensor
 
@@ -58,17 +56,9 @@ class Bank(nn.Module):
         # One row per class. The table holds row numbers by (entropy, arrival), then -1; no filter, no table.
         self.register_buffer("counts", zeros(classes, dtype=torch.int64))
         self.register_buffer("sums", zeros(classes, dim, dtype=exact))
+        self.register_buffer("peak", zeros(classes))  # the longest feature in the sum since it was last summed anew
         self.register_buffer("table", zeros(classes, 0, dtype=torch.int64))
         self.register_buffer("seen", zeros(1, dtype=torch.int64))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow a model to its device and to higher precision, never to lower."""
-
-        def keep(t: Tensor) -> Tensor:
-            return (new := fn(t)).to(torch.promote_types(t.dtype, new.dtype))
-
-        super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
-        return self
 
     @property
     def size(self) -> int:
@@ -92,7 +82,7 @@ class Bank(nn.Module):
             self.table[labels[chosen], slots] = rows
 
         self._reserve(size + len(chosen) - len(freed))
-        left, lengths = self.labels[freed], 1 / self.weight[freed]
+        left = self.labels[freed]
         self._count(freed, sign=-1)
         feature = features[chosen].to(self.features.dtype)
         self.features[rows] = feature
@@ -103,7 +93,8 @@ class Bank(nn.Module):
         self.scale[rows] = 1 / feature.norm(p=self.order, dim=1).clamp(min=1e-12)
         self.weight[rows] = 1 / feature.norm(p=2, dim=1).clamp(min=1e-12)
         self._count(rows, sign=1)
-        self._refresh(left, lengths)
+        self.peak.scatter_reduce_(0, labels[chosen], 1 / self.weight[rows], "amax")
+        self._refresh(left)
 
     def _compete(self, labels: Tensor, entropy: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rank newcomers with what their classes hold: (newcomers that stay, rows that leave, table columns)."""
@@ -157,14 +148,15 @@ class Bank(nn.Module):
             share = share * self.weight[rows].unsqueeze(1)
         self.sums.index_add_(0, labels, share.to(self.sums.dtype), alpha=sign)
 
-    def _refresh(self, labels: Tensor, lengths: Tensor) -> None:
-        """Sum anew where so long a feature has left that rounding while it was there shows in what remains."""
+    def _refresh(self, labels: Tensor) -> None:
+        """Sum anew where so long a feature was in the sum that rounding at that time shows in what remains."""
         if self.unit or not len(labels):
             return
-        wild = lengths > 1e6 * self.sums[labels].norm(dim=1)
+        wild = self.peak[labels] > 1e6 * self.sums[labels].norm(dim=1)
         for k in labels[wild].unique().tolist():
             rows = self.table[k][self.table[k] >= 0]
             self.sums[k] = self.features[rows].to(self.sums.dtype).sum(dim=0)
+            self.peak[k] = (1 / self.weight[rows]).amax()
 
     def prototypes(self) -> Tensor:
         """The mean of each class's features (C, D); zero where a class has none."""

@@ -168,6 +168,92 @@ def test_losses_and_memory_stay_exact_under_autocast() -> None:
     assert seen == [torch.float32] * 3
 
 
+def test_weights_reach_the_model_inside_one_autocast() -> None:
+    """Autocast keeps low-precision copies of weights; a step, a reset and a load must not leave them behind."""
+    inside, outside = (trueup.adapt(convnet(), "pl", lr=0.1, norm="source", threshold=0.0, steps=2) for _ in range(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [inside(X), inside(X)]
+        inside.reset()
+        found.append(inside(X))
+    expected = []
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected.append(outside(X))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[2], found[0])
+
+
+class Caching(nn.Module):
+    """Registers a buffer as it runs, has a mask that is a view, and a queue that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = convnet()
+        self.register_buffer("code", None)
+        self.register_buffer("mask", torch.ones(1, dtype=torch.bool).expand(4))
+        self.register_buffer("queue", torch.zeros(0))
+        self.cache: dict[str, Any] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.code is None:
+            self.code = torch.ones(1)
+        self.queue = torch.cat((self.queue, torch.ones(1)))
+        self.cache["last"] = self.inner(x * self.code)
+        return self.cache["last"]
+
+
+def test_models_that_grow_as_they_run(tmp_path: Any) -> None:
+    adapter = trueup.adapt(Caching(), "tsd")
+    first = [adapter(X), adapter(X)]
+    assert torch.equal(copy.deepcopy(adapter)(X), adapter(X))
+    adapter.save(tmp_path / "state")
+    other = trueup.adapt(Caching(), "tsd", example=X)
+    other.load(tmp_path / "state")
+    assert torch.equal(adapter(X), other(X))
+    adapter.reset()
+    assert len(adapter.net.model.queue) == 0
+    assert all(torch.equal(a, adapter(X)) for a in first)
+
+
+def test_a_view_of_a_parameter_is_not_cut_off() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+            self.other = self.inner.weight.t()
+
+    with pytest.raises(ValueError, match="cannot be copied"):
+        trueup.adapt(Tied(), "tent")
+
+
+def test_a_copy_made_under_inference_mode_goes_on() -> None:
+    adapter = trueup.adapt(convnet(), "tsd")
+    adapter(X)
+    with torch.inference_mode():
+        twin = copy.deepcopy(adapter)
+    assert torch.equal(twin(X), adapter(X))
+
+
+def test_the_head_of_a_half_precision_model_takes_its_features() -> None:
+    adapter = trueup.adapt(patchnet().bfloat16(), "tsd", example=X.bfloat16())
+    out = adapter.net(X.bfloat16())
+    torch.testing.assert_close(adapter.net.classify(out.features), out.scores)
+
+
+def test_hooks_of_a_method_see_the_statistics() -> None:
+    """Also after a backward that recomputes: a teacher cloned there must not lose them."""
+    seen = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Cloning(Chatty):
+        def after(self, net: SplitModel, out: Output, state: Any) -> None:
+            seen.append(all(b is not None for m in net.modules() for b in m._buffers.values()))
+
+    trueup.adapt(Checkpointed(False), Cloning())(X)
+    assert seen == [True] * 4
+
+
 def test_moving_keeps_the_precision_of_the_memory(tmp_path: Any) -> None:
     adapter = trueup.adapt(convnet(), "tsd")
     adapter(X)
@@ -175,8 +261,10 @@ def test_moving_keeps_the_precision_of_the_memory(tmp_path: Any) -> None:
     assert adapter.state.sums.dtype == torch.float64
     adapter.save(tmp_path / "state")
     trueup.adapt(convnet(), "tsd").load(tmp_path / "state")
+    features, sums = adapter.state.features.clone(), adapter.state.sums.clone()
     adapter.bfloat16()
-    assert (adapter.state.features.dtype, adapter.state.sums.dtype) == (torch.float32, torch.float64)
+    assert torch.equal(adapter.state.features, features)
+    assert torch.equal(adapter.state.sums, sums)
     adapter.reset()
     assert next(adapter.net.parameters()).dtype == torch.bfloat16
     assert adapter(X.bfloat16()).isfinite().all()
@@ -215,6 +303,8 @@ def test_messages_say_what_to_do() -> None:
         adapter(X[:, :2])
     with pytest.raises(ValueError, match="x is on meta, the model on cpu"):
         adapter(X.to("meta"))
+    with pytest.raises(ValueError, match="to_dense"):
+        adapter(X.to_sparse())
     with pytest.raises(ValueError, match=r"shape \(0, 3, 16, 16\): expected a batch with at least one image"):
         adapter(X[:0])
 
@@ -406,6 +496,15 @@ def test_large_half_precision_features_are_not_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).half()
     model[0].weight.data.fill_(100.0)
     assert trueup.adapt(model, "t3a")(torch.full((2, 4), 2.0).half()).isfinite().all()
+
+
+def test_teachers_move_with_the_model_and_memory_does_not_lose() -> None:
+    adapter = chatty(limit=100).bfloat16()
+    assert next(adapter.state.teacher.parameters()).dtype == torch.bfloat16
+    assert adapter.state.projector.weight.dtype == torch.float32
+    assert adapter(X.bfloat16()).isfinite().all()
+    adapter.double()
+    assert adapter(X.double()).dtype == torch.float64
 
 
 def test_autocast_is_left_to_the_user() -> None:

@@ -68,6 +68,7 @@ def test_heads_that_see_maps_are_refused_for_classifiers(method: str) -> None:
     covers = Net(nn.Sequential(nn.Conv2d(8, 5, 8), nn.Flatten())).eval()
     later = Net(nn.Sequential(nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())).eval()
     grouped = Net(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 4, 1, groups=2), nn.Flatten())).eval()
+    assert trueup.adapt(later, "shot-im", head="tail.0")(X).shape == (2, 5)  # it needs no features
     for model, head in ((covers, None), (covers, "tail.0"), (later, "tail.0"), (grouped, None), (grouped, "tail.1")):
         with pytest.raises(HeadNotFoundError):
             trueup.adapt(model, method, head=head)(X)
@@ -90,6 +91,11 @@ def attached(model: nn.Module) -> SplitModel:
     name, logits = find_head(model, X)
     net.attach(name, logits.shape[1])
     return net
+
+
+def test_a_grouped_map_is_no_head() -> None:
+    with pytest.raises(HeadNotFoundError):
+        find_head(Net(nn.Conv2d(8, 4, 1, groups=2)).eval(), X)
 
 
 def test_a_bare_head_is_a_model() -> None:

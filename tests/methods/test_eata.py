@@ -63,6 +63,20 @@ def test_preparation_survives_reset_and_is_saved(tmp_path: object) -> None:
     assert torch.equal(other.state.fisher.get_buffer("0"), fisher)
 
 
+def test_preparation_of_a_model_that_recomputes() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    plain, saving = timm.create_model("resnet18", num_classes=5), timm.create_model("resnet18", num_classes=5)
+    saving.load_state_dict(plain.state_dict())
+    saving.set_grad_checkpointing(True)
+    fishers = []
+    for model in (plain, saving):
+        adapter = trueup.adapt(model, "eata")
+        adapter.prepare([torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))])
+        fishers.append(list(adapter.state.fisher.buffers()))
+    assert all(torch.allclose(a, b) for a, b in zip(*fishers, strict=True))
+
+
 def test_preparing_again_starts_again() -> None:
     adapter = trueup.adapt(convnet(), "eata")
     adapter.prepare(SOURCE)

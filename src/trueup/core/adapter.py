@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.core.copying import copy_model, kept_tensors
+from trueup.core.copying import copy_model, kept_tensors, move_state, put
 from trueup.core.guard import check_input
 from trueup.core.method import GradientMethod, Method, whole
 from trueup.core.params import select
 from trueup.core.randomness import RandomStream
 from trueup.core.registry import make_method
 from trueup.core.snapshot import capture, restore
-from trueup.core.split import HeadNotFoundError, Output, SplitModel, find_head
+from trueup.core.split import HeadNotFoundError, Output, SplitModel, as_logits, find_head, run
 
 log = logging.getLogger("trueup")
 
@@ -156,6 +156,7 @@ class Adapter(nn.Module):
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if bool(torch.nn.utils.get_total_norm([loss.detach(), *grads]).isfinite()):
             optimizer.step()
+            torch.clear_autocast_cache()  # it holds copies of the weights as they were
             self.updates += 1
         else:
             log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
@@ -173,24 +174,18 @@ class Adapter(nn.Module):
     # Building and state
 
     def _probe(self, x: Tensor) -> None:
-        """Find the head with a batch, then build; buffers that the model changes by itself are put back."""
-        buffers = {name: b.clone() for name, b in self.net.model.named_buffers()}
+        """Find the head with a batch, then build. A copy is probed: some models change themselves as they run."""
+        model, output, strict = copy_model(self.net.model), self.net.output, "head" in self.method.info.needs
         with self._random.drawing(x.device), torch.no_grad():
             try:
-                head, logits = find_head(self.net.model, x[:2], name=self._head, output=self.net.output)
+                head, logits = find_head(model, x[:2], name=self._head, output=output, strict=strict)
             except HeadNotFoundError:
-                if self._head is not None or self._needs_head():
+                if self._head is not None or strict or getattr(self.method, "params", None) in ("head", "backbone"):
                     raise
-                head, logits = None, self.net._run(x[:2])
-            finally:
-                for name, buffer in self.net.model.named_buffers():
-                    buffer.copy_(buffers[name])
+                head, logits = None, as_logits(run(model, x[:2]), output, rows=len(x[:2]))
         if logits.ndim != 2:
             raise ValueError(f"{self.method.info.name} adapts classifiers; this model returns {tuple(logits.shape)}")
         self._build(head, logits.shape[1])
-
-    def _needs_head(self) -> bool:
-        return "head" in self.method.info.needs or getattr(self.method, "params", None) in ("head", "backbone")
 
     def _build(self, head: str | None, classes: int) -> None:
         """Make the state of a fresh adapter."""
@@ -227,7 +222,7 @@ class Adapter(nn.Module):
             if not self._built:
                 self._probe(first)
             fresh = self._init()
-            with self._random.drawing(first.device), self.net.reading(), torch.enable_grad():
+            with self._random.drawing(first.device), torch.enable_grad(), self.net.reading(), self.net.normalizing():
                 self.method.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
             self._fresh, self._prepared = (fresh,), True
             self.reset()
@@ -240,7 +235,8 @@ class Adapter(nn.Module):
             return
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._watched().items():
-                tensor.copy_(self._source[name])
+                put(self.net.model, name, tensor, self._source[name])
+            torch.clear_autocast_cache()
             self.state = copy.deepcopy(self._fresh[0])
         if isinstance(self.method, GradientMethod):
             named = [*self.net.selected.items(), *((f"state.{n}", p) for n, p in self.state.named_parameters())]
@@ -256,9 +252,8 @@ class Adapter(nn.Module):
         """SHA-256 of the source model, worked out once."""
         if not self._digest:
             model = self.net.model
-            self._digest = files.digest(
-                {**dict(model.named_parameters()), **dict(model.named_buffers()), **self._source}
-            )
+            buffers = {} if self._built else dict(model.named_buffers())  # once built they are in the source
+            self._digest = files.digest({**dict(model.named_parameters()), **buffers, **self._source})
         return self._digest
 
     def save(self, path: str | Path) -> None:
@@ -286,7 +281,8 @@ class Adapter(nn.Module):
         """A copy that goes on alone; what a model has kept of its last forward is cut from the graph."""
         memo.update(kept_tensors(self))
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
-        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        with torch.inference_mode(False):
+            twin.__dict__ = copy.deepcopy(self.__dict__, memo)
         return twin
 
     def train(self, mode: bool = True) -> Self:
@@ -294,11 +290,11 @@ class Adapter(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.net._apply(fn)  # type: ignore[no-untyped-call]
         self._source = {name: fn(t) for name, t in self._source.items()}
         self._digest = ""
-        for module in self._fresh:
-            module._apply(fn, recurse)
+        for module in (self.state, *self._fresh):
+            move_state(module, fn)
         if self._optimizer is not None:  # loading moves its state to where the parameters are
             self._optimizer.load_state_dict(self._optimizer.state_dict())
         return self

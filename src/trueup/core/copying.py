@@ -1,9 +1,13 @@
-"""Copies of models that share nothing with the original."""
+"""Copying models, putting values back, moving state."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from trueup.core.split import SplitModel
 
 
 def copy_model(model: nn.Module) -> nn.Module:
@@ -16,6 +20,37 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def kept_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """Copies, by identity, of results that modules hold as attributes: caches, old-style weight_norm."""
-    held = [t for module in model.modules() for t in vars(module).values() if isinstance(t, Tensor) and not t.is_leaf]
-    return {id(t): t.detach().clone() for t in held}
+    """Copies, by identity, of results that modules hold as attributes: caches, old-style weight_norm.
+
+    Views of parameters are left out: a copy of one would no longer follow its parameter.
+    """
+    held: list[Any] = [value for module in model.modules() for value in vars(module).values()]
+    held += [v for each in held if isinstance(each, dict) for v in each.values()]
+    held += [v for each in held if isinstance(each, list | tuple) for v in each]
+    loose = [t for t in held if isinstance(t, Tensor) and not t.is_leaf and not isinstance(t._base, nn.Parameter)]
+    return {id(t): t.detach().clone() for t in loose}
+
+
+def put(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:
+    """Give a parameter or buffer of a model a value: in place, or anew where a buffer has changed its shape."""
+    if target.shape != value.shape:
+        prefix, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(prefix), leaf, value.to(target.device, copy=True))
+    elif not torch.equal(target, value.to(target.device)):  # what is equal may be a view that cannot be written to
+        target.copy_(value)
+
+
+def move_state(state: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
+    """Let a method's state follow the model to its device and to higher precision, never to lower.
+
+    Networks in it, such as teachers, follow in all.
+    """
+    inside = {m for net in state.modules() if isinstance(net, SplitModel) for m in net.modules()}
+
+    def widen(t: Tensor) -> Tensor:
+        new = fn(t)
+        wide = torch.promote_types(t.dtype, new.dtype)
+        return new if wide == new.dtype else t.to(new.device)
+
+    for module in state.modules():
+        module._apply(fn if module in inside else widen, recurse=False)

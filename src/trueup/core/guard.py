@@ -11,6 +11,8 @@ def check_input(x: Tensor, model: nn.Module) -> None:
     """An error that names the way out, for a batch that the model cannot use."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"x has the layout {x.layout}: make it dense with x.to_dense()")
     if x.ndim < 2 or x.numel() == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
     if not x.is_floating_point():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trueup.core.copying import put
 from trueup.version import __version__
 
 if TYPE_CHECKING:
@@ -73,20 +74,21 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = tensor
-    _fits("net", adapter._source, parts["net"], path, exact=True, whole=False)
+    _fits("net", adapter._watched(), parts["net"], path, whole=False)
     for part in ("state", "fresh") if header["prepared"] else ("state",):
-        _fits(part, _tensors(adapter._fresh[0]), parts[part], path, exact=False, whole=True)
+        _fits(part, _tensors(adapter._fresh[0]), parts[part], path, whole=True)
 
     with torch.no_grad():
         adapter.reset()
-        adapter._fresh = (adapter._init(),)
         if header["prepared"]:
             _assign(adapter._fresh[0], parts["fresh"])
+        elif adapter._prepared:
+            adapter._fresh = (adapter._init(),)
         adapter._prepared = header["prepared"]
         adapter.reset()
         for name, target in adapter._watched().items():
             if name in parts["net"]:
-                target.copy_(parts["net"][name])
+                put(adapter.net.model, name, target, parts["net"][name])
         _assign(adapter.state, parts["state"])
         _assign_optimizer(adapter, parts["optimizer"], header["optimizer"])
     adapter._random.states = parts["random"]
@@ -109,16 +111,14 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _fits(
-    part: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], path: str | Path, *, exact: bool, whole: bool
-) -> None:
-    """Names, dtypes and shapes must fit; buffers of a state may have grown (`exact=False`)."""
+def _fits(part: str, ours: dict[str, Tensor], theirs: dict[str, Tensor], path: str | Path, *, whole: bool) -> None:
+    """Names, dtypes and shapes must fit; buffers may have grown."""
     if theirs.keys() - ours.keys() or (whole and ours.keys() - theirs.keys()):
         names = sorted(ours.keys() ^ theirs.keys())
         raise ValueError(f"{path} does not fit: its {part} differs in {_brief(names)}")
     for name, tensor in theirs.items():
         mine = ours[name]
-        same = tensor.shape == mine.shape if exact or isinstance(mine, nn.Parameter) else tensor.ndim == mine.ndim
+        same = tensor.shape == mine.shape if isinstance(mine, nn.Parameter) else tensor.ndim == mine.ndim
         if not same or tensor.dtype != mine.dtype:
             raise ValueError(f"{path} does not fit: {part} {name} is {tuple(tensor.shape)} {tensor.dtype}")
 

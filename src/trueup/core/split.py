@@ -117,11 +117,10 @@ class SplitModel(nn.Module):
         """The head's scores of features (N, D)."""
         bias = self.layer.bias
         assert bias is None or isinstance(bias, Tensor)
-        if isinstance(self.layer, nn.Linear):
-            scores = self.layer(features)
-            assert isinstance(scores, Tensor)
-            return scores
-        return F.linear(features, self.weight, bias)
+        features = features.to(self.weight.dtype)
+        return _promoted(
+            self.layer(features) if isinstance(self.layer, nn.Linear) else F.linear(features, self.weight, bias)
+        )
 
     def clone(self) -> SplitModel:
         """A frozen copy with its own storage: a teacher, an anchor."""
@@ -171,11 +170,17 @@ def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int) ->
 
 @torch.no_grad()
 def find_head(
-    model: nn.Module, x: Tensor, *, name: str | None = None, output: Callable[[Any], Tensor] | None = None
+    model: nn.Module,
+    x: Tensor,
+    *,
+    name: str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    strict: bool = True,
 ) -> tuple[str, Tensor]:
     """Probe a model with x: the name of its head, the last linear layer whose output is the logits, and the logits.
 
-    With `name` that layer is checked instead of searched for.
+    With `name` that layer is checked instead of searched for; `strict=False` lets it be one whose features cannot be
+    used, because it sees maps where the model gives one answer per image.
     """
     layers: dict[nn.Module, str] = {module: path for path, module in model.named_modules() if isinstance(module, HEADS)}
     if name is not None and name not in layers.values():
@@ -184,7 +189,7 @@ def find_head(
     calls, logits = _watch(model, x, layers, output)
     paths = [path for path, *_ in calls]
     for path, layer, inp, out in reversed(calls):
-        fits = _width(layer) == logits.shape[1] and _aligned(layer, inp, out, logits)
+        fits = _width(layer) == logits.shape[1] and (_aligned(layer, inp, out, logits) or not (strict or name is None))
         found = path == name if name is not None else paths.count(path) == 1 and _becomes(out, logits)
         if fits and found:
             return path, logits
@@ -194,7 +199,8 @@ def find_head(
     named = [path for path, layer, *_ in calls if _width(layer) == logits.shape[1]] or paths[-3:]
     raise HeadNotFoundError(
         f"no linear layer's output is the model's logits (something follows it, or several are combined); "
-        f"candidates: {', '.join(dict.fromkeys(named)) or 'none'}; name one with head="
+        f"candidates: {', '.join(dict.fromkeys(named)) or 'none'}; name one with head=, if it sees one feature vector "
+        f"per image"
     )
 
 

@@ -55,7 +55,13 @@ def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None
             variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
             layer.running_mean, layer.running_var = rule(running, (mean.to(running[0]), variance.to(running[0])))
 
+    def put_back(layer: nn.Module, args: object, out: object) -> None:
+        if rule is None:
+            assert isinstance(layer, _BatchNorm)
+            layer.running_mean, layer.running_var = kept[layer]
+
     handles = [layer.register_forward_pre_hook(prepare) for layer in layers]
+    handles += [layer.register_forward_hook(put_back) for layer in layers]
     try:
         yield
         used = [(layer.running_mean, layer.running_var) for layer in layers]
