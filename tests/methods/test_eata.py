@@ -63,6 +63,8 @@ def test_preparation_survives_reset_and_is_saved(tmp_path: object) -> None:
     assert torch.equal(other.state.fisher.get_buffer("0"), fisher)
 
 
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")  # older timm leaves use_reentrant to torch
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_preparation_of_a_model_that_recomputes() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
