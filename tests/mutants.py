@@ -234,7 +234,7 @@ MUTANTS = [
         "torch.exp(threshold - h)",
     ),
     ("eta: margin of seven classes", "methods/eta.py", "self.margin * math.log(classes)", "self.margin * math.log(7)"),
-    ("eata: gradient not squared", "methods/eata.py", "grad.square()", "grad.abs()"),
+    ("eata: gradient not squared", "methods/eata.py", "p.grad.square()", "p.grad.abs()"),
     ("eata: anchored at itself", "methods/eata.py", "(p - p0).square()", "(p - p.detach()).square()"),
     ("lame: own neighbour", "methods/lame.py", "distance.fill_diagonal_(torch.inf)", "distance"),
     ("lame: stops at once", "methods/lame.py", "if i > 1 and", "if i >= 0 or"),

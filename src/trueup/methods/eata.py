@@ -46,10 +46,11 @@ class Eata(Eta):
         batches = 0
         for x in loader if parameters else ():
             logits = net(x).logits
-            grads = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(dim=1)), parameters, allow_unused=True)
-            for total, grad in zip(fisher, grads, strict=True):
-                if grad is not None:
-                    total += grad.square()
+            F.cross_entropy(logits, logits.argmax(dim=1)).backward()
+            for total, p in zip(fisher, parameters, strict=True):
+                if p.grad is not None:
+                    total += p.grad.square()
+                    p.grad = None
             batches += 1
         for total in fisher:
             total /= max(1, batches)
