@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORMAT = "trueup-adapter-1"
 _BLANK = b"0" * 64
 
 
-def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str = "adapter") -> None:
     """Write a file that is either complete or not there; the old one stays until the new one is safe."""
     from safetensors.torch import save
 
     path = Path(path)
-    metadata = {"format": FORMAT, "header": json.dumps(header), "sha256": _BLANK.decode()}
+    metadata = {"format": f"trueup-{kind}-1", "header": json.dumps(header), "sha256": _BLANK.decode()}
     blob = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     blob = blob.replace(_BLANK, hashlib.sha256(blob).hexdigest().encode(), 1)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -40,8 +39,8 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, 
             os.close(folder)
 
 
-def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file that `write` made; a ValueError for anything else."""
+def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file that `write` made of this kind; a ValueError for anything else."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -51,9 +50,9 @@ def read(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
         known, digest = metadata["format"], metadata["sha256"].encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is not an adapter's state, or was cut off") from error
-    if known != FORMAT:
-        raise ValueError(f"{path} has the format {known!r}; this version reads {FORMAT!r}")
+        raise ValueError(f"{path} is no state of trueup's (kind {kind!r}), or was cut off") from error
+    if known != f"trueup-{kind}-1":
+        raise ValueError(f"{path} has the format {known!r}; this version reads 'trueup-{kind}-1'")
     if hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest().encode() != digest:
         raise ValueError(f"{path} was altered or cut off: its SHA-256 does not fit its content")
     try:

@@ -1,0 +1,1 @@
+"""The benchmark: runs, their records, and sweeps over them."""

@@ -1,0 +1,74 @@
+"""Where a run took place, as far as it matters: versions, threads, processor. No names of hosts, users or folders."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trueup.version import __version__
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """What a record says of its surroundings."""
+    return {
+        "trueup": __version__,
+        "commit": _commit(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "numpy": version("numpy"),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "cpu": _cpu(),
+    }
+
+
+@cache
+def _commit() -> str | None:
+    """The commit of a checkout of this project; None where it is installed."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+@cache
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def watch_memory(device: str) -> None:
+    """Forget the peak of memory so far."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # where this is not allowed the peak is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory(device: str) -> float:
+    """The peak since then in megabytes: of the device, or of this process."""
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+    except (OSError, StopIteration):
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,0 +1,155 @@
+"""The protocol: a stream of batches, each predicted before it is learnt from. The only place that sees labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trueup.bench.environment import peak_memory, watch_memory
+from trueup.bench.metrics import measure
+from trueup.core.adapter import Adapter
+from trueup.core.method import GradientMethod, Info, Method
+from trueup.core.split import HeadNotFoundError, Output, SplitModel
+from trueup.data.loading import Loader, Place
+from trueup.data.streams import batches, order
+
+Indices = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+SHARED = 2**30  # bytes of features that may be kept for other methods
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features(Method):
+    """Answers with the features instead of predictions: what methods that leave the backbone alone start from."""
+
+    info = Info(name="features", title="Features", paper="none", needs=("head",))
+
+    def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """The features before the head."""
+        return out.features
+
+
+@dataclass
+class Pass:
+    """One pass of a frozen backbone over the stream: a head, features per batch, and what they cost."""
+
+    head: nn.Linear
+    features: list[tuple[Tensor, Indices]]
+    seconds: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a method did on a stream."""
+
+    results: dict[str, Any]
+    cost: dict[str, float]
+
+
+@dataclass
+class Stage:
+    """A source model and a stream, on which any number of methods are run, each from a fresh copy."""
+
+    model: nn.Module
+    loader: Loader
+    stream: list[Indices]
+    seed: int = 0
+    reset: bool = False
+    device: str = "cpu"
+    prepare: Callable[[], Iterable[Tensor]] | None = None
+    """Source images, for methods that want to see some before deployment."""
+    passes: dict[str, Pass | None] = field(default_factory=dict)
+
+    def run(self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True) -> Outcome:
+        """The method over the whole stream; `share` lets it start from features that another has computed."""
+        seconds, memory = 0.0, 0.0
+        shared = self.shared(method) if share else None
+        watch_memory(self.device)
+        if shared is not None:
+            answers, seconds, updates = self.online(
+                Adapter(shared.head, method, seed=self.seed), shared.features, progress
+            )
+            seconds, memory = seconds + shared.seconds, shared.memory
+        else:
+            adapter = Adapter(self.model, method, seed=self.seed).to(self.device)
+            if "prepare" in method.info.needs and self.prepare is not None:
+                adapter.prepare(x.to(self.device) for x in self.prepare())
+            answers, seconds, updates = self.online(adapter, self.loader.batches(self.stream), progress)
+        labels = self.loader.place.labels
+        at = np.concatenate([indices for _, indices in answers])
+        probs = torch.cat([F.softmax(logits.double(), dim=1) for logits, _ in answers]).numpy()
+        results = measure(probs, labels[at]) | {"updates": updates, "broken": sum(map(len, self.stream)) - len(at)}
+        cost = {
+            "seconds": seconds,
+            "images_per_second": len(at) / seconds,
+            "peak_memory_mb": max(memory, peak_memory(self.device)),
+        }
+        return Outcome(results, cost)
+
+    def online(
+        self, adapter: Adapter, stream: Any, progress: Progress
+    ) -> tuple[list[tuple[Tensor, Indices]], float, int]:
+        """Predict, then adapt, batch by batch: the answers, the seconds without reading images, the updates."""
+        adapter = adapter.to(self.device)
+        domains = self.loader.place.numbers
+        answers: list[tuple[Tensor, Indices]] = []
+        seconds, updates, last = 0.0, 0, None
+        for x, indices in stream:
+            progress(len(answers), len(self.stream))
+            here = domains[indices[0]]
+            if self.reset and last is not None and here != last:
+                updates += adapter.updates
+                adapter.reset()
+            last = domains[indices[-1]]
+            start = time.perf_counter()
+            logits = adapter(x.to(self.device)).cpu()
+            seconds += time.perf_counter() - start
+            answers.append((logits, indices))
+        if not answers:
+            raise ValueError("no image of the stream can be read")
+        return answers, seconds, updates + adapter.updates
+
+    def shared(self, method: Method) -> Pass | None:
+        """The pass of the frozen backbone that serves this method; None if there is none."""
+        plain = type(method).forward is Method.forward and type(method).rows is Method.rows
+        if isinstance(method, GradientMethod) or not plain or method.norm not in ("source", "batch"):
+            return None
+        if method.norm not in self.passes:
+            self.passes[method.norm] = self._pass(method.norm)
+        return self.passes[method.norm]
+
+    def _pass(self, norm: str) -> Pass | None:
+        adapter = Adapter(self.model, Features(norm=norm), seed=self.seed)
+        watch_memory(self.device)
+        try:
+            features, seconds, _ = self.online(adapter, self.loader.batches(self.stream), lambda done, of: None)
+        except HeadNotFoundError:
+            return None
+        if sum(z.numel() for z, _ in features) * 4 > SHARED:
+            return None
+        weight, bias = adapter.net.weight.detach().cpu(), adapter.net.layer.bias
+        head = nn.Linear(weight.shape[1], weight.shape[0], bias=isinstance(bias, Tensor))
+        head.weight.data.copy_(weight)
+        if isinstance(bias, Tensor):
+            head.bias.data.copy_(bias.detach())
+        return Pass(head.eval(), features, seconds, peak_memory(self.device))
+
+
+def make_stream(
+    place: Place, stream: str, options: dict[str, Any], *, seed: int, batch: int, limit: int | None, reset: bool
+) -> list[Indices]:
+    """The batches of a stream as indices into a place. Where a stream is reset between domains, none mixes two."""
+    sequence = order(stream, place.labels, place.numbers, seed, **options)[:limit]
+    if not reset:
+        return list(batches(sequence, batch))
+    parts = np.split(sequence, np.flatnonzero(np.diff(place.numbers[sequence])) + 1)
+    return [b for part in parts for b in batches(part, batch)]

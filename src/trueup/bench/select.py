@@ -1,0 +1,36 @@
+"""Hyper-parameters chosen on held-out source data, which is all that one has before deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.bench.grids import grid
+from trueup.bench.protocol import Stage
+from trueup.core.registry import make_method
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search found: the values of the best, and the score of every candidate."""
+
+    chosen: dict[str, Any]
+    search: list[dict[str, Any]]
+
+
+def choose(
+    method: str, fixed: dict[str, Any], stages: Sequence[Stage], tick: Callable[[], None] = lambda: None
+) -> Choice:
+    """Run every candidate over every stage; the best mean accuracy wins, of equal ones the smaller learning rate."""
+    search: list[dict[str, Any]] = []
+    for candidate in grid(method, fixed):
+        scores = []
+        for stage in stages:
+            tick()
+            scores.append(stage.run(make_method(method, {**fixed, **candidate})).results["accuracy"])
+        search.append({**candidate, "accuracy": float(np.mean(scores))})
+    best = max(search, key=lambda s: s["accuracy"])  # the first of equals, and candidates come with rising lr
+    return Choice({key: value for key, value in best.items() if key != "accuracy"}, search)

@@ -1,0 +1,215 @@
+"""What a run is: its settings, all of them. And sweeps: many runs in a few lines."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from trueup.bench.grids import grid
+from trueup.core.registry import list_methods, make_method
+from trueup.data.datasets import Dataset, open_dataset
+from trueup.source.checkpoints import digest_of_file
+from trueup.source.recipe import Given, Recipe, Settings, Training, training_for
+
+PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
+"""The methods that the paper compares."""
+
+NETWORKS = {"digits": ("digits-net", "none"), "cifar": ("resnet26-cifar", "none")}
+BATCHES = {"digits": 64, "imagenet": 64}
+Select = Literal["default", "source", "oracle"]
+
+
+class Run(Settings):
+    """One method on one stream: the protocol with every knob."""
+
+    dataset: str
+    data: str = Field("", description="fingerprint of the files, for datasets on disk")
+    target: str = Field(description="a domain, or several joined by +")
+    network: str
+    weights: str
+    source: Training | Given = Field(description="how the model was trained, or the file that it comes from")
+    method: str
+    hyper: dict[str, Any] = Field(description="all hyper-parameters, but those that are searched")
+    seed: int = Field(0, ge=0)
+    stream: str = "iid"
+    stream_options: dict[str, Any] = Field(default_factory=dict)
+    batch: int = Field(128, ge=1)
+    limit: int | None = Field(None, ge=1, description="only this many images of the stream")
+    reset: bool = Field(False, description="start afresh wherever the stream enters another domain")
+    select: Select = Field("default", description="hyper-parameters: default, or searched on source, or oracle")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The domains of the stream."""
+        return tuple(self.target.split("+"))
+
+    def recipe(self, dataset: Dataset) -> Recipe | None:
+        """How to make its source model; None if that is a file."""
+        if isinstance(self.source, Given):
+            return None
+        return Recipe(
+            dataset=self.dataset,
+            data=self.data,
+            sources=dataset.sources(self.targets),
+            classes=len(dataset.classes),
+            network=self.network,
+            weights=self.weights,
+            seed=self.seed,
+            training=self.source,
+        )
+
+
+def _many(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _number(value: Any) -> Any:
+    """YAML takes 1e-5 for a word."""
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+        return None if value.lower() in ("none", "null") else value
+    return value
+
+
+def _methods(value: Any) -> Any:
+    """[tsd, {tsd: {lr: 1e-5}}] as (name, hyper-parameters) pairs."""
+    pairs: list[Any] = []
+    for item in _many(value):
+        if isinstance(item, str):
+            pairs.append((item, {}))
+        elif isinstance(item, Mapping) and len(item) == 1:
+            name, hyper = next(iter(item.items()))
+            if not isinstance(hyper, Mapping):
+                raise ValueError(f"write hyper-parameters as `{name}: {{lr: 0.001}}`, not {hyper!r}")
+            pairs.append((name, {key: _number(v) for key, v in hyper.items()}))
+        elif isinstance(item, tuple):
+            pairs.append(item)
+        else:
+            raise ValueError(f"a method is a name, or `name: {{lr: 0.001}}`, not {item!r}")
+    return pairs
+
+
+Many = BeforeValidator(_many)
+
+
+class Sweep(Settings):
+    """Runs over datasets × networks × targets × streams × batches × seeds × methods."""
+
+    dataset: Annotated[list[str], Many] = Field(["digits"], min_length=1)
+    root: str | dict[str, str] | None = Field(None, description="the dataset's folder, or one for each dataset")
+    target: Annotated[list[str], Many] | None = Field(None, description="domains; all if left out; a+b is one stream")
+    network: Annotated[list[str], Many] | None = None
+    weights: str | None = Field(None, description="none, imagenet, or a file")
+    checkpoint: str | None = Field(None, description="a trained model's file; {target} and {seed} are filled in")
+    training: dict[str, Any] = Field(default_factory=dict)
+    method: Annotated[list[tuple[str, dict[str, Any]]], BeforeValidator(_methods)] = Field(
+        [(name, {}) for name in PAPER], min_length=1
+    )
+    seed: Annotated[list[Annotated[int, Field(ge=0)]], Many] = Field([0, 1, 2], min_length=1)
+    stream: Annotated[list[str], Many] = Field(["iid"], min_length=1)
+    stream_options: dict[str, Any] = Field(default_factory=dict)
+    batch: Annotated[list[Annotated[int, Field(ge=1)]], Many] | None = None
+    limit: int | None = Field(None, ge=1)
+    reset: bool = False
+    select: Annotated[list[Select], Many] = Field(["default"], min_length=1)
+
+    def root_of(self, dataset: str) -> str | None:
+        """The folder of a dataset."""
+        return self.root.get(dataset) if isinstance(self.root, dict) else self.root
+
+    def open(self, dataset: str) -> Dataset:
+        """A dataset of the sweep."""
+        return open_dataset(dataset, self.root_of(dataset))
+
+    def file_of(self, run: Run) -> str | None:
+        """The file of a run's weights or trained model, if it has one."""
+        if self.checkpoint is not None:
+            return self.checkpoint.format(target=run.target, seed=run.seed)
+        return self.weights if run.weights.startswith("sha256:") else None
+
+    def runs(self) -> list[Run]:
+        """All runs, each once, checked before anything starts."""
+        return list({run.digest(): run for dataset in self.dataset for run in self._runs(dataset)}.values())
+
+    def _runs(self, name: str) -> Iterator[Run]:
+        dataset = self.open(name)
+        network, weights = next((v for k, v in NETWORKS.items() if name.startswith(k)), ("resnet50", "imagenet"))
+        weights = self.weights or weights
+        if weights not in ("none", "imagenet"):
+            weights = digest_of_file(weights)
+        batch = next((v for k, v in BATCHES.items() if name.startswith(k)), 128)
+        training = training_for(name, {key: _number(v) for key, v in self.training.items()})
+        for target in self.target or dataset.targets:
+            for part in target.split("+"):
+                known(part.partition("-")[0] if dataset.clean else part, dataset.targets, "domain")
+        for net, stream, size, select, target, seed, (method, hyper) in itertools.product(
+            self.network or [network], self.stream, self.batch or [batch], self.select,
+            self.target or dataset.targets, self.seed, self.method,
+        ):  # fmt: skip
+            source: Training | Given = training
+            if self.checkpoint is not None:
+                digest = digest_of_file(self.checkpoint.format(target=target, seed=seed))
+                source = Given(checkpoint=digest, size=training.size, normalize=training.normalize)
+            yield Run(
+                dataset=name, data=dataset.fingerprint, target=target, network=net, weights=weights, source=source,
+                method=method, hyper=resolve(method, hyper, select), seed=seed, stream=stream,
+                stream_options=self.stream_options, batch=size, limit=self.limit, reset=self.reset,
+                select=select if grid(method, hyper) else "default",
+            )  # fmt: skip
+
+
+def resolve(method: str, given: Mapping[str, Any], select: Select) -> dict[str, Any]:
+    """All hyper-parameters with their values, without those that are searched."""
+    known(method, list_methods(), "method")
+    searched = {} if select == "default" else {key: 0 for c in grid(method, given) for key in c}
+    try:
+        full = make_method(method, dict(given)).hyperparameters()
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    return {key: value for key, value in full.items() if key not in searched}
+
+
+def known(name: str, names: Iterable[str], kind: str) -> None:
+    """Refuse a name that is not on the list, and suggest one that is."""
+    names = list(names)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no {kind} is called {name!r}.{hint} There are: {', '.join(names)}")
+
+
+def read_sweep(path: str | Path, flags: Mapping[str, Any]) -> Sweep:
+    """A sweep from a YAML file, with flags in place of what the file says."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold settings such as `dataset: digits`")
+    return make_sweep({**values, **flags})
+
+
+def make_sweep(values: Mapping[str, Any]) -> Sweep:
+    """A sweep of these settings; the first thing wrong is said in one sentence."""
+    for group, cls in ((values, Sweep), (values.get("training") or {}, Training)):
+        for key in group:
+            known(str(key), cls.model_fields, "setting")
+    try:
+        sweep = Sweep(**values)
+        training_for("", {key: _number(v) for key, v in sweep.training.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')} (it is {first['input']!r})") from error
+    return sweep

@@ -1,0 +1,157 @@
+"""The work of a sweep, done by one process at a time: train a source model, or run methods on one stage."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trueup.bench.environment import environment
+from trueup.bench.protocol import Stage, make_stream
+from trueup.bench.records import Record
+from trueup.bench.select import choose
+from trueup.bench.settings import Run
+from trueup.core.registry import make_method
+from trueup.data.datasets import Dataset, open_dataset
+from trueup.data.loading import Loader, Place
+from trueup.data.streams import batches
+from trueup.source.checkpoints import Store, load_model
+from trueup.source.recipe import Given, Recipe, Training
+from trueup.source.split import split
+from trueup.source.train import train
+
+Send = Callable[[str, Any], None]  # "progress" (done, of), "run" id, "record" Record
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where things are on this machine; no record mentions it."""
+
+    checkpoints: Path
+    root: str | None = None
+    file: str | None = None
+    """The file of the weights, or of the trained model."""
+    threads: int = 1
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs that share a stage, or (without runs) the training of a recipe."""
+
+    site: Site
+    recipe: Recipe | None
+    runs: tuple[Run, ...] = ()
+    dataset: str = field(kw_only=True)
+
+    @property
+    def title(self) -> str:
+        """What to show while it goes on."""
+        if not self.runs:
+            assert self.recipe is not None
+            return f"train {self.recipe.network} on {'+'.join(self.recipe.sources)}, seed {self.recipe.seed}"
+        run = self.runs[0]
+        return f"{run.dataset}/{run.target}, seed {run.seed}"
+
+
+def perform(job: Job, send: Send) -> None:
+    """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
+    torch.set_num_threads(job.site.threads)
+    dataset = open_dataset(job.dataset, job.site.root)
+    store = Store(job.site.checkpoints)
+
+    def progress(done: int, of: int) -> None:
+        send("progress", (done, of))
+
+    if not job.runs:
+        assert job.recipe is not None
+        train(job.recipe, dataset, store, weights=job.site.file, threads=job.site.threads, progress=progress)
+        return
+    stage: Stage | None = None
+    for run in job.runs:
+        send("run", run.method)
+        try:
+            stage = stage or make_stage(run, dataset, store, job.site)
+            record = evaluate(run, stage, dataset, progress, job.site.device)
+        except Exception as error:
+            record = failure(run, error)
+        send("record", record)
+
+
+def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, int], None], device: str) -> Record:
+    """One run on its stage: its record."""
+    hyper, extra = dict(run.hyper), {}
+    if run.select != "default":
+        stages = [stage] if run.select == "oracle" else list(held_out(run, stage, dataset))
+        choice = choose(run.method, hyper, stages, lambda: progress(0, len(stage.stream)))
+        hyper |= choice.chosen
+        extra = {"chosen": choice.chosen, "search": choice.search}
+    outcome = stage.run(make_method(run.method, hyper), progress)
+    return {
+        "id": run.digest(),
+        "settings": run.model_dump(mode="json"),
+        **extra,
+        "results": outcome.results,
+        "cost": outcome.cost,
+        "environment": environment(device),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def failure(run: Run, error: BaseException | str) -> Record:
+    """The record of a run that did not come to its end."""
+    lines = traceback.format_exception(error)[-3:] if isinstance(error, BaseException) else []
+    name = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
+    # Only the last lines: they name no folder above the package.
+    where = [line.strip().splitlines()[-1].strip() for line in lines[:-1]]
+    return {"id": run.digest(), "settings": run.model_dump(mode="json"), "error": name, "at": where}
+
+
+def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
+    """The source model and the stream of a run."""
+    recipe = run.recipe(dataset)
+    if recipe is not None:
+        model, _ = store.load(recipe)
+    else:
+        assert site.file is not None
+        model = load_model(site.file, run.network, len(dataset.classes), run.source.size)
+    place = Place([dataset.domain(name) for name in run.targets])
+    stream = make_stream(
+        place, run.stream, run.stream_options, seed=run.seed, batch=run.batch, limit=run.limit, reset=run.reset
+    )
+    loader = Loader(place, run.source.size, run.source.normalize, threads=max(2, site.threads), keep=True)
+    elsewhere = isinstance(run.source, Training) and not run.source.iterations  # its source data is not here
+    prepare = None if elsewhere else lambda: source_images(run, dataset)
+    return Stage(model, loader, stream, run.seed, run.reset, site.device, prepare)
+
+
+def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
+    """A stage for each source domain: the images that training has held out, in random order."""
+    if isinstance(run.source, Given) or not run.source.iterations:
+        raise ValueError("select=source needs images that training has held out, and this model was trained elsewhere")
+    for name in dataset.sources(run.targets):
+        domain = dataset.domain(name)
+        _, held = split(domain, run.source.holdout, run.seed)
+        loader = Loader(Place([domain]), run.source.size, run.source.normalize, keep=True)
+        stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
+        yield Stage(stage.model, loader, stream, run.seed, device=stage.device, prepare=stage.prepare)
+
+
+def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
+    """Batches of images that the model was trained on, 2,000 at most, from all source domains alike."""
+    names = dataset.sources(run.targets)
+    holdout = run.source.holdout if isinstance(run.source, Training) else 0.0
+    for name in names:
+        domain = dataset.domain(name)
+        trains, _ = split(domain, holdout, run.seed)
+        few = np.random.default_rng(run.seed).permutation(trains)[: 2000 // len(names)]
+        loader = Loader(Place([domain]), run.source.size, run.source.normalize)
+        for x, _ in loader.batches(list(batches(few, 64))):
+            yield x

@@ -1,0 +1,150 @@
+"""What is known of each dataset: its classes and domains, how many images, whose it is, where to get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trueup.data.corruptions import CORRUPTIONS
+
+
+@dataclass(frozen=True)
+class Card:
+    """A dataset in words and numbers: `domains` has the images of each domain, `counts` those of each class in it."""
+
+    name: str
+    title: str
+    kind: str
+    """"domains" (leave one out), "corruptions" (trained on clean images), "embedded" (made on the spot)."""
+    classes: int
+    domains: dict[str, int]
+    licence: str
+    home: str
+    layout: str
+    class_names: tuple[str, ...] = ()
+    counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def images(self) -> int:
+        """All images of all domains."""
+        return sum(self.domains.values())
+
+
+_FOLDERS = "ROOT/domain/class/image, or list files ROOT/domain*.txt with lines `path number`"
+_CORRUPTED = dict.fromkeys(CORRUPTIONS, 50_000)
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card(
+            name="digits",
+            title="Digits in four styles",
+            kind="embedded",
+            classes=10,
+            class_names=tuple("0123456789"),
+            domains=dict.fromkeys(("hand", "type", "poster", "neon"), 2000),
+            licence="handwriting: UCI, CC BY 4.0; fonts: DejaVu and STIX licences",
+            home="ships with scikit-learn and matplotlib",
+            layout="none: made in memory",
+        ),
+        Card(
+            name="digits-c",
+            title="Handwritten digits, corrupted",
+            kind="embedded",
+            classes=10,
+            class_names=tuple("0123456789"),
+            domains=dict.fromkeys(CORRUPTIONS, 1000),
+            licence="handwriting: UCI, CC BY 4.0",
+            home="ships with scikit-learn",
+            layout="none: made in memory",
+        ),
+        Card(
+            name="pacs",
+            title="PACS (Li et al., 2017)",
+            kind="domains",
+            classes=7,
+            class_names=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+            domains={"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
+            counts={
+                "art_painting": (379, 255, 285, 184, 201, 295, 449),
+                "cartoon": (389, 457, 346, 135, 324, 288, 405),
+                "photo": (189, 202, 182, 186, 199, 280, 432),
+                "sketch": (772, 740, 753, 608, 816, 80, 160),
+            },
+            licence="for research; no licence stated by its authors",
+            home="https://sketchx.eecs.qmul.ac.uk/downloads (Deeper, Broader and Artier Domain Generalization)",
+            layout=_FOLDERS,
+        ),
+        Card(
+            name="officehome",
+            title="Office-Home (Venkateswara et al., 2017)",
+            kind="domains",
+            classes=65,
+            domains={"Art": 2427, "Clipart": 4365, "Product": 4439, "RealWorld": 4357},
+            licence="non-commercial research only",
+            home="https://www.hemanthdv.org/officeHomeDataset.html",
+            layout=_FOLDERS,
+        ),
+        Card(
+            name="vlcs",
+            title="VLCS (Fang et al., 2013)",
+            kind="domains",
+            classes=5,
+            class_names=("bird", "car", "chair", "dog", "person"),
+            domains={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
+            licence="that of its four parts, each for research",
+            home="https://github.com/facebookresearch/DomainBed (download script)",
+            layout=_FOLDERS,
+        ),
+        Card(
+            name="domainnet",
+            title="DomainNet, cleaned (Peng et al., 2019)",
+            kind="domains",
+            classes=345,
+            domains={
+                "clipart": 48129,
+                "infograph": 51605,
+                "painting": 72266,
+                "quickdraw": 172500,
+                "real": 172947,
+                "sketch": 69128,
+            },
+            licence="non-commercial research and education only",
+            home="https://ai.bu.edu/M3SDA",
+            layout=_FOLDERS + "; both the _train and the _test lists are read",
+        ),
+        *(
+            Card(
+                name=f"cifar{n}-c",
+                title=f"CIFAR-{n}-C (Hendrycks and Dietterich, 2019)",
+                kind="corruptions",
+                classes=n,
+                domains=_CORRUPTED,
+                licence="CC BY 4.0",
+                home=f"https://zenodo.org/record/{record}, and the clean set's binary version from https://www.cs.toronto.edu/~kriz/cifar.html",
+                layout=f"ROOT/CORRUPTION.npy and ROOT/labels.npy (all five severities), clean images in ROOT/{clean}",
+            )
+            for n, record, clean in ((10, 2535967, "cifar-10-batches-bin"), (100, 3555552, "cifar-100-binary"))
+        ),
+        Card(
+            name="imagenet-c",
+            title="ImageNet-C (Hendrycks and Dietterich, 2019)",
+            kind="corruptions",
+            classes=1000,
+            domains=dict.fromkeys(CORRUPTIONS, 250_000),
+            licence="CC BY 4.0",
+            home="https://zenodo.org/record/2235448",
+            layout="ROOT/corruption/severity/wnid/image.JPEG (the archives' folders noise, blur, ... may stay)",
+        ),
+    )
+}
+
+
+def get_card(name: str) -> Card:
+    """The card of a known dataset."""
+    import difflib
+
+    if name not in CARDS:
+        near = difflib.get_close_matches(name, CARDS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no dataset is called {name!r}.{hint} There are: {', '.join(CARDS)}, and folder (your own)")
+    return CARDS[name]

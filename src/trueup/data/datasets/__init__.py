@@ -1,0 +1,84 @@
+"""Datasets by name: `open_dataset("pacs", root)`, or "folder" for any folder laid out as domain/class/image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from trueup.data.cards import get_card
+from trueup.data.corruptions import CORRUPTIONS
+from trueup.data.domains import CorruptedDomain, Domain, parse_corruption
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Named domains over the same classes."""
+
+    name: str
+    classes: tuple[str, ...]
+    targets: tuple[str, ...]
+    """The domains that a benchmark adapts to, in their usual order."""
+    open: Callable[[str], Domain]
+    clean: str | None = None
+    """The domain that models are trained on; None: on all domains but the targets."""
+    fingerprint: str = ""
+    """A hash of the names of all files, for datasets that are folders."""
+
+    def domain(self, name: str) -> Domain:
+        """A domain by its name."""
+        if self.clean is None and name not in self.targets:
+            raise ValueError(f"{self.name} has no domain {name!r}; there are: {', '.join(self.targets)}")
+        return self.open(name)
+
+    def sources(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """The domains to train on for these targets."""
+        if self.clean is not None:
+            return (self.clean,)
+        rest = tuple(name for name in self.targets if name not in targets)
+        if not rest:
+            raise ValueError(f"all domains of {self.name} are targets; leave at least one to train on")
+        return rest
+
+
+def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
+    """A dataset, ready to be read; nothing but names is read now. `root` is the folder that holds its domains."""
+    if name.startswith("digits"):
+        return _digits(name)
+    if name != "folder":
+        get_card(name)
+    if root is None:
+        raise ValueError(f"{name} is not embedded: say where it is with root= or --root")
+    root = Path(root)
+    if not root.is_dir():
+        raise ValueError(f"{root} is not a folder")
+    if name.startswith("cifar"):
+        from trueup.data.datasets import cifar
+
+        return Dataset(name, cifar.class_names(name, root), CORRUPTIONS, partial(cifar.domain, name, root), "clean")
+    if name == "imagenet-c":
+        from trueup.data.datasets import imagenet
+
+        return Dataset(name, imagenet.class_names(), CORRUPTIONS, partial(imagenet.domain, root), "clean")
+    from trueup.data.datasets import folders
+
+    tree = folders.scan(root, None if name == "folder" else get_card(name))
+    return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, fingerprint=tree.fingerprint())
+
+
+def _digits(name: str) -> Dataset:
+    from trueup.data.datasets import digits
+
+    card = get_card(name)
+    if name == "digits":
+        return Dataset(name, card.class_names, digits.DOMAINS, digits.domain)
+    return Dataset(name, card.class_names, CORRUPTIONS, _corrupted_digits, "clean")
+
+
+def _corrupted_digits(name: str) -> Domain:
+    from trueup.data.datasets import digits
+
+    if name == "clean":
+        return digits.clean("train")
+    return CorruptedDomain(digits.clean("test"), *parse_corruption(name))

@@ -1,0 +1,76 @@
+"""CIFAR-10-C and CIFAR-100-C in the published .npy layout, and their clean training sets in the binary layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trueup.data.domains import ArrayDomain, Domain, Image, Labels, parse_corruption
+
+ROWS = 10_000  # of one severity
+BYTES = 3 * 32 * 32
+
+
+def class_names(name: str, root: Path) -> tuple[str, ...]:
+    """The names of the classes, from the clean set's list if it is there."""
+    folder, lists, n = _clean(name, root)
+    file = folder / lists
+    if file.is_file():
+        return tuple(file.read_text().split())[:n]
+    return tuple(f"class {i}" for i in range(n))
+
+
+def domain(name: str, root: Path, which: str) -> Domain:
+    """The clean training set ("clean"), or a corruption at a severity ("fog-3")."""
+    if which == "clean":
+        images, labels = read_clean(name, root)
+        return ArrayDomain("clean", images, labels)
+    corruption, severity = parse_corruption(which)
+    images, labels = read_corrupted(root, corruption)
+    rows = slice((severity - 1) * ROWS, severity * ROWS)
+    return ArrayDomain(which, images[rows], labels[rows])
+
+
+def read_corrupted(root: Path, corruption: str) -> tuple[Image, Labels]:
+    """All five severities of a corruption; the images stay on disk until they are read."""
+    images = _array(root / f"{corruption}.npy")
+    labels = _array(root / "labels.npy")
+    if images.shape != (5 * ROWS, 32, 32, 3) or images.dtype != np.uint8:
+        raise ValueError(f"{corruption}.npy has {images.dtype} {images.shape}; expected uint8 ({5 * ROWS}, 32, 32, 3)")
+    if labels.shape != (5 * ROWS,):
+        raise ValueError(f"labels.npy has shape {labels.shape}; expected ({5 * ROWS},)")
+    return images, labels.astype(np.int64)
+
+
+def read_clean(name: str, root: Path) -> tuple[Image, Labels]:
+    """The 50,000 training images; each row of the binary files is the label byte or bytes, then the three planes."""
+    folder, _, n = _clean(name, root)
+    files = [folder / f"data_batch_{i}.bin" for i in range(1, 6)] if n == 10 else [folder / "train.bin"]
+    head = 1 if n == 10 else 2  # CIFAR-100 has the coarse label first, then the fine one
+    parts = []
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file.parent.name}/{file.name} is missing: unpack the clean set's binary version here")
+        rows = np.fromfile(file, dtype=np.uint8)
+        if rows.size == 0 or rows.size % (head + BYTES):
+            raise ValueError(f"{file.name} has {rows.size} bytes, which is no multiple of {head + BYTES}")
+        parts.append(rows.reshape(-1, head + BYTES))
+    table = np.concatenate(parts)
+    images = table[:, head:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), table[:, head - 1].astype(np.int64)
+
+
+def _clean(name: str, root: Path) -> tuple[Path, str, int]:
+    if name == "cifar10-c":
+        return root / "cifar-10-batches-bin", "batches.meta.txt", 10
+    return root / "cifar-100-binary", "fine_label_names.txt", 100
+
+
+def _array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    if not path.is_file():
+        raise ValueError(f"{path.name} is missing in {path.parent.name}/")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path.name} is no array of numbers: {error}") from error

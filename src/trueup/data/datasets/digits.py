@@ -1,0 +1,150 @@
+"""The embedded benchmark: ten digits in four styles, made in seconds from real handwriting and rendered type.
+
+The handwriting is the test part of the UCI set of handwritten digits (1,797 images, 8×8) that ships with scikit-learn;
+the type is set in fonts that ship with matplotlib. Nothing is downloaded. No digit is in two domains.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from trueup.data.domains import ArrayDomain, Labels
+
+SIZE = 32
+DOMAINS = ("hand", "type", "poster", "neon")
+IMAGES = 2000  # of each domain
+Masks = NDArray[np.float64]  # (N, 32, 32): how much ink, from 0 to 1
+
+
+@cache
+def domain(name: str) -> ArrayDomain:
+    """One of the four domains; always the same images."""
+    rng = np.random.default_rng([2023, DOMAINS.index(name)])
+    if name == "type":
+        masks, labels = _typed(rng)
+    else:
+        third = ("hand", "poster", "neon").index(name)
+        masks, labels = _written(rng, slice(third, None, 3), IMAGES)
+    return ArrayDomain(name, _to_uint8(STYLES[name](masks, rng)), labels)
+
+
+@cache
+def clean(part: str) -> ArrayDomain:
+    """Handwriting on its own, for the corrupted benchmark: "train", or "test" from other digits."""
+    rng = np.random.default_rng([2023, 10 + ("train", "test").index(part)])
+    digits, images = (slice(0, 1200), 3000) if part == "train" else (slice(1200, None), 1000)
+    masks, labels = _written(rng, digits, images)
+    return ArrayDomain(f"clean-{part}", _to_uint8(poster(masks, rng)), labels)
+
+
+def _written(rng: np.random.Generator, which: slice, count: int) -> tuple[Masks, Labels]:
+    """Digits of the handwriting set, each turned, sheared and moved a little."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.default_rng(7).permutation(len(digits.target))[which]  # the set is sorted by writer
+    labels = digits.target[order].astype(np.int64)
+    pick = rng.permutation(np.resize(np.arange(len(labels)), count))
+    small = digits.images[order][pick] / 16
+    return np.stack([_place(image, rng) for image in small]), labels[pick]
+
+
+def _place(image: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    """An 8×8 image drawn into 32×32 pixels under a small random affine map."""
+    angle, shear, scale = rng.uniform(-0.2, 0.2), rng.uniform(-0.15, 0.15), rng.uniform(2.7, 3.4)
+    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    matrix = turn @ np.array([[1.0, shear], [0.0, 1.0]]) / scale
+    middle, target = np.array([3.5, 3.5]), (SIZE - 1) / 2 + rng.uniform(-2, 2, size=2)
+    drawn = ndimage.affine_transform(image, matrix, middle - matrix @ target, (SIZE, SIZE), order=3, prefilter=True)
+    return np.asarray(np.clip(1.3 * drawn - 0.15, 0, 1))
+
+
+def _typed(rng: np.random.Generator) -> tuple[Masks, Labels]:
+    """Digits set in the upright and slanted faces of matplotlib's text fonts, in many sizes and places."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    labels = rng.permutation(np.resize(np.arange(10), IMAGES)).astype(np.int64)
+    faces = _faces()
+    masks = np.zeros((IMAGES, SIZE, SIZE))
+    for mask, label in zip(masks, labels, strict=True):
+        font = ImageFont.truetype(faces[rng.integers(len(faces))], int(rng.integers(44, 62)))
+        canvas = Image.new("L", (2 * SIZE, 2 * SIZE))
+        across, down = SIZE + rng.uniform(-5, 5, size=2)
+        ImageDraw.Draw(canvas).text((across, down), str(label), fill=255, font=font, anchor="mm")
+        canvas = canvas.rotate(float(rng.uniform(-12, 12)), Image.Resampling.BICUBIC)
+        mask[:] = np.asarray(canvas.resize((SIZE, SIZE), Image.Resampling.BOX)) / 255
+    return masks, labels
+
+
+def _faces() -> list[Path]:
+    import matplotlib
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    # Not the faces that are made of symbols, or that hold no figures of their own.
+    return sorted(
+        f
+        for kind in ("DejaVuSans", "DejaVuSerif", "STIXGeneral")
+        for f in folder.glob(f"{kind}*.ttf")
+        if "Display" not in f.name
+    )
+
+
+# Styles: masks and a random stream to colour images (N, 32, 32, 3) with values from 0 to 1.
+
+
+def hand(masks: Masks, rng: np.random.Generator) -> Masks:
+    """As scanned: light grey strokes on black, a little grain."""
+    light = rng.uniform(0.75, 1.0, size=(len(masks), 1, 1)) * masks
+    return _grey(0.04 + 0.9 * light + rng.normal(0, 0.02, size=masks.shape))
+
+
+def printed(masks: Masks, rng: np.random.Generator) -> Masks:
+    """Dark ink on warm paper with fibres."""
+    paper = _colour(rng, len(masks), low=(0.80, 0.76, 0.66), high=(0.98, 0.95, 0.88))
+    ink = _colour(rng, len(masks), low=(0.05, 0.05, 0.08), high=(0.22, 0.20, 0.30))
+    fibres = ndimage.gaussian_filter(rng.normal(0, 0.15, size=masks.shape), sigma=(0, 0.5, 1.5))
+    return np.asarray(_blend(paper, ink, masks) + fibres[..., None])
+
+
+def poster(masks: Masks, rng: np.random.Generator) -> Masks:
+    """Painted in one colour on a wall of patches of others."""
+    patches = ndimage.gaussian_filter(rng.normal(size=(len(masks), SIZE, SIZE, 3)), sigma=(0, 5, 5, 0))
+    patches = 0.5 + 0.13 * patches / patches.std(axis=(1, 2, 3), keepdims=True)
+    shift = rng.uniform(0.4, 0.6, size=(len(masks), 1, 1, 3)) * rng.choice([-1, 1], size=(len(masks), 1, 1, 1))
+    return np.asarray(patches + shift * masks[..., None])
+
+
+def neon(masks: Masks, rng: np.random.Generator) -> Masks:
+    """Bent glass tubes: bright rims, glowing in one hue on a dark wall."""
+    soft = ndimage.gaussian_filter(masks, sigma=(0, 0.6, 0.6))
+    edge = np.hypot(ndimage.sobel(soft, axis=1), ndimage.sobel(soft, axis=2))
+    edge = np.clip(edge / edge.max(axis=(1, 2), keepdims=True), 0, 1)
+    glow = np.clip(0.6 * edge + 0.45 * masks + 0.4 * ndimage.gaussian_filter(edge, sigma=(0, 1.5, 1.5)), 0, 1)
+    hue = _colour(rng, len(masks), low=(0.1, 0.1, 0.1), high=(1.0, 1.0, 1.0))
+    hue /= hue.max(axis=3, keepdims=True)
+    wall = _colour(rng, len(masks), low=(0.08, 0.02, 0.15), high=(0.2, 0.1, 0.3))
+    return _blend(wall, hue, glow) + rng.normal(0, 0.04, size=(*masks.shape, 1))
+
+
+STYLES = {"hand": hand, "type": printed, "poster": poster, "neon": neon}
+
+
+def _grey(light: Masks) -> Masks:
+    return np.repeat(light[..., None], 3, axis=3)
+
+
+def _colour(rng: np.random.Generator, n: int, low: tuple[float, ...], high: tuple[float, ...]) -> Masks:
+    return rng.uniform(low, high, size=(n, 1, 1, 3))
+
+
+def _blend(ground: Masks, ink: Masks, masks: Masks) -> Masks:
+    return ground + (ink - ground) * masks[..., None]
+
+
+def _to_uint8(images: Masks) -> NDArray[np.uint8]:
+    return np.clip(255 * images + 0.5, 0, 255).astype(np.uint8)

@@ -1,0 +1,49 @@
+"""ImageNet-C: ROOT/corruption/severity/wnid/image, with or without the archives' own folders in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trueup.data.datasets.folders import EXTENSIONS
+from trueup.data.domains import Domain, FileDomain, parse_corruption
+
+GROUPS = ("noise", "blur", "weather", "digital")
+
+
+def class_names() -> tuple[str, ...]:
+    """The 1,000 synsets in the order that trained networks know."""
+    from timm.data.imagenet_info import ImageNetInfo
+
+    return tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
+
+
+def domain(root: Path, which: str) -> Domain:
+    """A corruption at a severity; the clean images are those networks were trained on and are not read."""
+    if which == "clean":
+        raise ValueError(
+            "ImageNet-C is for networks trained on ImageNet already: take weights=imagenet and no training"
+        )
+    corruption, severity = parse_corruption(which)
+    folder = find(root, corruption) / str(severity)
+    if not folder.is_dir():
+        raise ValueError(f"severity {severity} of {corruption} is missing: expected {corruption}/{severity}/wnid/image")
+    number = {name: i for i, name in enumerate(class_names())}
+    files, labels = [], []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and path.name in number:
+            names = sorted(f.name for f in path.iterdir() if f.suffix.lower() in EXTENSIONS)
+            files += [f"{path.relative_to(root)}/{name}" for name in names]
+            labels += [number[path.name]] * len(names)
+    if not files:
+        raise ValueError(f"{corruption}/{severity} holds no folders of synsets such as n01440764 with images in them")
+    return FileDomain(which, root, files, np.array(labels, dtype=np.int64))
+
+
+def find(root: Path, corruption: str) -> Path:
+    """The folder of a corruption, at the root or in the archive's group."""
+    for folder in (root / corruption, *(root / group / corruption for group in GROUPS)):
+        if folder.is_dir():
+            return folder
+    raise ValueError(f"{corruption} is missing: expected ROOT/{corruption}/severity/wnid/image")

@@ -1,0 +1,112 @@
+"""A domain: images with labels that come from one place. Images are uint8 arrays (H, W, 3), read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.data.corruptions import CORRUPTIONS, corrupt
+
+Image = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+class BrokenImageError(ValueError):
+    """A file that should be an image and cannot be read as one."""
+
+
+class Domain(Protocol):
+    """What every domain offers."""
+
+    name: str
+    labels: Labels
+
+    def image(self, i: int, size: int | None = None) -> Image:
+        """Image i, as it is or resized to size × size pixels; a BrokenImageError if it cannot be read."""
+        ...
+
+    def label_of(self, i: int) -> str:
+        """What to call image i when speaking of it."""
+        ...
+
+
+class ArrayDomain:
+    """Images that lie in one array (N, H, W, 3), in memory or mapped from a file."""
+
+    def __init__(self, name: str, images: Image, labels: Labels) -> None:
+        self.name, self.images, self.labels = name, images, labels
+
+    def image(self, i: int, size: int | None = None) -> Image:
+        """Row i of the array."""
+        return _resized(np.asarray(self.images[i]), size)
+
+    def label_of(self, i: int) -> str:
+        """The number of the row."""
+        return f"{self.name}[{i}]"
+
+
+class FileDomain:
+    """Images that are files below a folder."""
+
+    def __init__(self, name: str, root: Path, files: Sequence[str], labels: Labels) -> None:
+        self.name, self.root, self.files, self.labels = name, root, files, labels
+
+    def image(self, i: int, size: int | None = None) -> Image:
+        """Decode file i as RGB."""
+        return decode(self.root / self.files[i], size)
+
+    def label_of(self, i: int) -> str:
+        """The file's name below the root."""
+        return self.files[i]
+
+
+class CorruptedDomain:
+    """Another domain, corrupted on the fly after resizing; each image always in the same way."""
+
+    def __init__(self, base: Domain, corruption: str, severity: int, seed: int = 0) -> None:
+        self.base, self.corruption, self.severity, self.seed = base, corruption, severity, seed
+        self.name, self.labels = f"{corruption}-{severity}", base.labels
+
+    def image(self, i: int, size: int | None = None) -> Image:
+        """Image i of the base, corrupted."""
+        return corrupt(self.base.image(i, size), self.corruption, self.severity, seed=self.seed, index=i)
+
+    def label_of(self, i: int) -> str:
+        """The base's name for it."""
+        return self.base.label_of(i)
+
+
+def decode(path: Path, size: int | None = None) -> Image:
+    """Read an image file as RGB, resized to size × size (bilinear, aspect not kept) if a size is given."""
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(path) as file:
+            if size is not None:
+                file.draft("RGB", (size, size))  # lets JPEG decode at a fraction of the resolution, never below size
+            image = file.convert("RGB")
+        if size is not None and image.size != (size, size):
+            image = image.resize((size, size), Pillow.Resampling.BILINEAR)
+        return np.asarray(image)
+    except Exception as error:  # decoders raise whatever they like on damaged files
+        raise BrokenImageError(f"{path.name}: {error or type(error).__name__}") from error
+
+
+def parse_corruption(name: str) -> tuple[str, int]:
+    """The corruption and severity that a domain's name means: "fog-3", or "fog" for severity 5."""
+    corruption, _, severity = name.partition("-")
+    if corruption not in CORRUPTIONS or severity not in ("", "1", "2", "3", "4", "5"):
+        raise ValueError(f"no domain is called {name!r}; there are NAME or NAME-SEVERITY: {', '.join(CORRUPTIONS)}")
+    return corruption, int(severity or 5)
+
+
+def _resized(image: Image, size: int | None) -> Image:
+    if size is None or image.shape[:2] == (size, size):
+        return image
+    from PIL import Image as Pillow
+
+    return np.asarray(Pillow.fromarray(image).resize((size, size), Pillow.Resampling.BILINEAR))

@@ -1,0 +1,198 @@
+"""The order in which test images arrive: pure functions from labels, domains and a seed to an order of indices.
+
+Each domain has a random stream of its own, keyed by the seed and the domain's number, so what one domain draws does not
+depend on the others. numpy's global random state is neither read nor written.
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Order = NDArray[np.int64]
+
+
+def iid(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
+    """One shuffle of one domain; several domains are refused, since there are two ways to lay them out."""
+    numbers = np.unique(_integers("domains", domains))
+    if len(numbers) > 1:
+        raise ValueError(
+            f"iid takes one domain, and here are {len(numbers)} ({_listed(numbers)}): "
+            "use 'continual' for one after the other or 'mixed' for all together"
+        )
+    return continual(labels, domains, seed)
+
+
+def dirichlet(
+    labels: ArrayLike, domains: ArrayLike, seed: int, *, concentration: float = 0.1, slots: int | None = None
+) -> Order:
+    """Labels correlated in time: a Dirichlet draw spreads each class over slots; a slot has one run per class in it.
+
+    The lower the concentration, the longer the runs. By default a domain has as many slots as classes, but at most 100.
+    """
+    if not (_is_number(concentration) and 1e-6 <= concentration <= 1e6):
+        raise ValueError(f"concentration={concentration!r} must lie between 1e-6 (long runs) and 1e6 (short runs)")
+    if slots is not None:
+        _whole("slots", slots, 1, "use None for as many as classes")
+
+    def draw(y: Order, rng: np.random.Generator) -> Order:
+        # Differs: RoTTA counts the classes of all domains and keeps the images of a class in the order of the files;
+        # NOTE also evens out the sizes of the slots and draws anew until each has ten images.
+        shuffled = rng.permutation(len(y))
+        classes, which = np.unique(y[shuffled], return_inverse=True)
+        count = min(len(classes), 100) if slots is None else slots
+        share = rng.dirichlet(np.full(count, float(concentration)), size=len(classes))
+        turn = rng.random((count, len(classes)))  # in which order the classes of a slot come
+        slot = np.empty(len(y), dtype=np.int64)
+        for k in range(len(classes)):
+            members = np.flatnonzero(which == k)
+            cuts = np.rint(np.cumsum(share[k])[:-1] * len(members))
+            slot[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
+        return shuffled[np.lexsort((turn[slot, which], slot))]
+
+    return _within_domains(labels, domains, seed, draw)
+
+
+def class_sorted(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
+    """One class after the other within each domain; the seed shuffles the classes and the images of each."""
+
+    def draw(y: Order, rng: np.random.Generator) -> Order:
+        shuffled = rng.permutation(len(y))
+        classes, which = np.unique(y[shuffled], return_inverse=True)
+        return shuffled[np.argsort(rng.permutation(len(classes))[which], kind="stable")]
+
+    return _within_domains(labels, domains, seed, draw)
+
+
+def continual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
+    """Domain after domain in the order of their numbers, shuffled within each."""
+    return _within_domains(labels, domains, seed, _shuffle)
+
+
+def gradual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
+    """Domains are levels of severity, 0, 1, ..., top, ..., 1, 0: half of each on the way up, half on the way down."""
+    _, where = _checked(labels, domains, seed)
+    *lower, top = [ids[_shuffle(ids, _generator(seed, d))] for d, ids in where.items()]
+    halves = [np.split(ids, [(len(ids) + 1) // 2]) for ids in lower]
+    return np.concatenate([*(up for up, _ in halves), top, *(down for _, down in reversed(halves))])
+
+
+def mixed(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
+    """All domains shuffled together."""
+    y, _ = _checked(labels, domains, seed)
+    return _shuffle(y, _generator(seed))
+
+
+def label_shift(labels: ArrayLike, domains: ArrayLike, seed: int, *, imbalance: float = 10.0) -> Order:
+    """A long-tailed share of each domain, shuffled: the first class keeps `imbalance` times as many as the last.
+
+    Sizes fall geometrically from class to class and are as large as the images allow, at least one. The seed says which
+    classes are frequent: the same in every domain.
+    """
+    if not (_is_number(imbalance) and 1 <= imbalance <= 1e6):
+        raise ValueError(f"imbalance={imbalance!r} must lie between 1 (balanced) and 1e6; 10 is a long tail")
+
+    def draw(y: Order, rng: np.random.Generator) -> Order:
+        shuffled = rng.permutation(len(y))
+        classes, which, available = np.unique(y[shuffled], return_inverse=True, return_counts=True)
+        # A key for each class that depends on nothing but seed and class makes the ranks agree between domains.
+        rank = np.argsort(np.argsort([_generator(seed, 0, int(c)).random() for c in classes]))
+        weight = float(imbalance) ** (-rank / max(len(classes) - 1, 1))
+        target = np.maximum(np.rint(np.min(available / weight) * weight), 1)
+        kept = [np.flatnonzero(which == k)[: int(target[k])] for k in range(len(classes))]
+        # Shuffled anew: in the order above, the few images of a rare class would all come early.
+        return rng.permutation(shuffled[np.concatenate(kept)])
+
+    return _within_domains(labels, domains, seed, draw)
+
+
+STREAMS: dict[str, Callable[..., Order]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "class-sorted": class_sorted,
+    "continual": continual,
+    "gradual": gradual,
+    "mixed": mixed,
+    "label-shift": label_shift,
+}
+
+
+def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options: Any) -> Order:
+    """The order of a stream by its name."""
+    if name not in STREAMS:
+        raise ValueError(f"no stream is called {name!r}{_near(name, STREAMS)} There are: {', '.join(STREAMS)}")
+    parameters = inspect.signature(STREAMS[name]).parameters.values()
+    allowed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    for key in options:
+        if key not in allowed:
+            has = f"It has: {', '.join(allowed)}" if allowed else "It has none"
+            raise ValueError(f"the stream {name!r} has no option {key!r}{_near(key, allowed)} {has}")
+    return STREAMS[name](labels, domains, seed, **options)
+
+
+def batches(order: Order, size: int) -> Iterator[Order]:
+    """Consecutive batches; the last may be smaller, and nothing is dropped."""
+    _whole("size", size, 1, "a batch has at least one image")
+    # Not a generator function: those would raise only when the first batch is asked for.
+    return (order[start : start + size] for start in range(0, len(order), size))
+
+
+def _within_domains(
+    labels: ArrayLike, domains: ArrayLike, seed: int, draw: Callable[[Order, np.random.Generator], Order]
+) -> Order:
+    y, where = _checked(labels, domains, seed)
+    return np.concatenate([ids[draw(y[ids], _generator(seed, d))] for d, ids in where.items()])
+
+
+def _shuffle(y: Order, rng: np.random.Generator) -> Order:
+    return rng.permutation(len(y))
+
+
+def _generator(seed: int, *key: int) -> np.random.Generator:
+    # As a spawn key, not as [seed, domain]: those lists are flattened to words of 32 bits, where long seeds collide.
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
+
+
+def _checked(labels: ArrayLike, domains: ArrayLike, seed: int) -> tuple[Order, dict[int, Order]]:
+    """The labels, and for each domain in the order of its number the indices of its images."""
+    y, d = _integers("labels", labels), _integers("domains", domains)
+    if len(y) != len(d):
+        raise ValueError(f"there are {len(y)} labels and {len(d)} domains: give one of each for every image")
+    _whole("seed", seed, 0, "any whole number from 0 will do")
+    by_domain = np.argsort(d, kind="stable")
+    numbers, starts = np.unique(d[by_domain], return_index=True)
+    return y, dict(zip(numbers.tolist(), np.split(by_domain, starts[1:]), strict=True))
+
+
+def _integers(name: str, values: ArrayLike) -> Order:
+    array = np.asarray(values)
+    if array.ndim != 1 or len(array) == 0:
+        raise ValueError(
+            f"{name} has shape {array.shape}: give a 1-d array with one number for each image, at least one"
+        )
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{name} has dtype {array.dtype}: give whole numbers, as of .astype(np.int64)")
+    if array.min() < 0:
+        raise ValueError(f"{name} contains {array.min()}: number them from 0 and leave out images that have none")
+    return array.astype(np.int64)
+
+
+def _whole(name: str, value: Any, least: int, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}: {hint}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _listed(numbers: Order) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else "."

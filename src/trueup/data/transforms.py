@@ -1,0 +1,69 @@
+"""What training does to an image before the network sees it; each draw comes from the random stream that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from trueup.data.domains import Image
+
+Random = np.random.Generator
+
+
+def none(image: Image, size: int, rng: Random) -> Image:
+    """The image, resized."""
+    return image if image.shape[:2] == (size, size) else np.asarray(_pillow(image).resize((size, size), 2))
+
+
+def shift(image: Image, size: int, rng: Random) -> Image:
+    """Four pixels of padding, a random crop, and a mirror image every other time: the usual for CIFAR."""
+    padded = np.pad(none(image, size, rng), ((4, 4), (4, 4), (0, 0)))
+    top, left = rng.integers(9, size=2)
+    crop = padded[top : top + size, left : left + size]
+    return np.ascontiguousarray(crop[:, ::-1] if rng.random() < 0.5 else crop)
+
+
+def domainbed(image: Image, size: int, rng: Random) -> Image:
+    """The usual of domain generalisation: crop of 70 to 100 %, mirror, jitter of 0.3, grey one time in ten."""
+    import torchvision.transforms.functional as F
+
+    top, left, height, width = crop_box(image.shape[0], image.shape[1], rng)
+    picture = F.resized_crop(_pillow(image), top, left, height, width, [size, size])
+    if rng.random() < 0.5:
+        picture = F.hflip(picture)
+    factors = rng.uniform(0.7, 1.3, size=3)
+    hue = rng.uniform(-0.3, 0.3)
+    jitter: list[Callable[[Any], Any]] = [
+        lambda p: F.adjust_brightness(p, factors[0]),
+        lambda p: F.adjust_contrast(p, factors[1]),
+        lambda p: F.adjust_saturation(p, factors[2]),
+        lambda p: F.adjust_hue(p, hue),
+    ]
+    for which in rng.permutation(4):
+        picture = jitter[which](picture)
+    if rng.random() < 0.1:
+        picture = F.rgb_to_grayscale(picture, num_output_channels=3)
+    return np.asarray(picture)
+
+
+def crop_box(height: int, width: int, rng: Random) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random part: 70 to 100 % of the area, sides from 3:4 to 4:3."""
+    for _ in range(10):
+        area = height * width * rng.uniform(0.7, 1.0)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        h, w = round(np.sqrt(area / ratio)), round(np.sqrt(area * ratio))
+        if 0 < h <= height and 0 < w <= width:
+            return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
+    side = min(height, width)  # no such part fits a very long image: its middle
+    return (height - side) // 2, (width - side) // 2, side, side
+
+
+TRANSFORMS: dict[str, Callable[[Image, int, Random], Image]] = {"none": none, "shift": shift, "domainbed": domainbed}
+
+
+def _pillow(image: Image) -> Any:
+    from PIL import Image as Pillow
+
+    return Pillow.fromarray(image)

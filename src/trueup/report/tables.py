@@ -1,0 +1,345 @@
+"""Tables as pure functions of records: what is averaged with what, and what is compared to what."""
+
+import difflib
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+Record = Mapping[str, Any]
+Run = tuple[Any, Any]  # the seed, and that of the source training where the recipe has one of its own
+
+WITHIN = ("method", "hyper", "select", "target", "seed")  # settings that may differ inside a table
+WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe
+SELECT = {"default": "", "source": "searched", "oracle": "oracle"}  # how a row's label says it
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a table shows: where records keep it, how it is written, which end is good."""
+
+    name: str
+    title: str
+    section: Literal["results", "cost"]
+    lower: bool = False
+    percent: bool = False
+    digits: int = 1
+
+    def text(self, value: float, sign: str = "") -> str:
+        """The number as printed; `z` keeps a rounded -0.04 from becoming -0.0."""
+        return f"{value * (100 if self.percent else 1):{sign}z.{self.digits}f}"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy in %", "results", percent=True),
+        Metric("macro", "accuracy averaged over classes in %", "results", percent=True),
+        Metric("ece", "expected calibration error in %", "results", percent=True, lower=True),
+        Metric("nll", "negative log-likelihood", "results", lower=True, digits=3),
+        Metric("images_per_second", "images per second", "cost"),
+        Metric("peak_memory_mb", "peak memory in MB", "cost", lower=True),
+        Metric("seconds", "seconds per run", "cost", lower=True, digits=2),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A target, or `average`, `gain`, `seconds`; what its numbers are."""
+
+    name: str
+    metric: Metric
+    sign: str = ""
+
+    def text(self, cell: "Cell") -> tuple[str, str]:
+        """Mean and deviation as printed; no deviation is an empty string."""
+        return self.metric.text(cell.mean, self.sign), "" if cell.std is None else self.metric.text(cell.std)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A mean in the unit of the records, the sample deviation over n seeds, and whether it is the column's best."""
+
+    mean: float
+    std: float | None
+    n: int
+    mark: Literal["", "best", "second"] = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its settings; a cell is None where runs are missing."""
+
+    label: str
+    method: str
+    select: str
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Runs that differ in nothing but method, target and seed."""
+
+    title: str
+    caption: str
+    metric: Metric
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Line:
+    """The runs of one row, by target and seed."""
+
+    method: str
+    select: str
+    hyper: dict[str, Any]
+    label: str = ""
+    runs: dict[str, dict[Run, Record]] = field(default_factory=dict)
+
+    def values(self, target: str, metric: Metric) -> dict[Run, float]:
+        """The metric by seed; a record without it is a missing run, not a zero."""
+        found = {run: (r.get(metric.section) or {}).get(metric.name) for run, r in self.runs.get(target, {}).items()}
+        return {run: float(value) for run, value in found.items() if value is not None}
+
+    def complete(self, targets: Sequence[str], metric: Metric) -> dict[Run, list[float]]:
+        """The metric on all targets, for seeds that have them all."""
+        columns = [self.values(target, metric) for target in targets]
+        return {run: [c[run] for c in columns] for run in columns[0] if all(run in c for c in columns)}
+
+
+def tables(records: Iterable[Record], *, metric: str = "accuracy", order: Sequence[str] = ()) -> list[Table]:
+    """One table per group of runs that share every setting but method, hyper-parameters, target and seed.
+
+    `order` puts these targets first; the others follow as they appear. Of records with one id the last counts.
+    """
+    known(metric, METRICS, "metric")
+    latest: dict[Any, Record] = {record.get("id", f"#{i}"): record for i, record in enumerate(records)}
+    if not any(map(_done, latest.values())):
+        failed = f"; {_failures(list(latest.values()))}" if latest else ""
+        raise ValueError(f"no finished runs; run `trueup bench` first{failed}")
+    groups: dict[str, list[Record]] = {}
+    for record in latest.values():
+        groups.setdefault(_key(_shared(record)), []).append(record)
+    return [_table(group, METRICS[metric], order) for group in groups.values()]
+
+
+def known(name: str, names: Collection[str], kind: str) -> str:
+    """The name, if it is one of these."""
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"no {kind} is called {name!r}{hint} There are: {', '.join(names)}")
+    return name
+
+
+def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Table:
+    # A target where every run failed stays a column: without it `average` would mean something else.
+    seen = dict.fromkeys(_target(record) for record in group)
+    targets = [*(t for t in dict.fromkeys(order) if t in seen), *(t for t in seen if t not in order)]
+    lines, repeated = _lines([record for record in group if _done(record)])
+    base = min((a for a in lines if a.method == "source"), key=lambda a: list(SELECT).index(a.select), default=None)
+    columns = [Column(target, metric) for target in targets] + [Column("average", metric)]
+    columns += [Column("gain", metric, "+")] if base else []
+    columns += [Column("seconds", METRICS["seconds"])] if metric.name != "seconds" else []
+    rows = [_row(line, base, columns, targets) for line in lines]
+    for at, column in enumerate(columns):
+        _mark(rows, at, column)
+    notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *_doubts(group, repeated)]
+    return Table(
+        title=f"{_shared(group[0]).get('dataset')}: {metric.title}, {'lower' if metric.lower else 'higher'} is better",
+        caption=_caption(group, rows, columns, base),
+        metric=metric,
+        columns=tuple(columns),
+        rows=tuple(rows),
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _lines(records: Sequence[Record]) -> tuple[list[_Line], int]:
+    """The rows-to-be, `source` first, variants of a method together; and how many runs were there twice."""
+    lines: dict[str, _Line] = {}
+    repeated = 0
+    for record in records:
+        settings = record["settings"]
+        select = known(settings.get("select", "default"), SELECT, "select")
+        # What a search chose may differ from run to run; it does not make another row.
+        free = record.get("chosen") or {} if select != "default" else {}
+        hyper = {name: value for name, value in settings.get("hyper", {}).items() if name not in free}
+        line = lines.setdefault(_key([settings["method"], select, hyper]), _Line(settings["method"], select, hyper))
+        cell = line.runs.setdefault(_target(record), {})
+        repeated += _run(record) in cell
+        cell[_run(record)] = record
+    methods = list(dict.fromkeys(["source", *(line.method for line in lines.values())]))
+    for line in lines.values():
+        line.label = _label(line, [other for other in lines.values() if other.method == line.method])
+    return sorted(lines.values(), key=lambda line: methods.index(line.method)), repeated
+
+
+def _label(line: _Line, family: Sequence[_Line]) -> str:
+    words = []
+    for name, value in line.hyper.items():
+        differs = len({_key(other.hyper[name]) for other in family if name in other.hyper}) > 1
+        # A search over other hyper-parameters leaves others fixed; only its own kind can be told apart by that.
+        lacking = any(name not in other.hyper for other in family if other.select == line.select)
+        words += [f"{name}={json.dumps(value, ensure_ascii=False)}"] if differs or lacking else []
+    words += [SELECT[line.select]] if SELECT[line.select] else []
+    return f"{line.method} ({', '.join(words)})" if words else line.method
+
+
+def _row(line: _Line, base: _Line | None, columns: Sequence[Column], targets: Sequence[str]) -> Row:
+    metric = columns[0].metric
+    mine = line.complete(targets, metric)
+    cells = [_cell(line.values(target, metric).values()) for target in targets]
+    cells.append(_cell(_mean(values) for values in mine.values()))
+    if base:
+        theirs = base.complete(targets, metric) if base is not line else {}
+        both = [(values, theirs[run]) for run, values in mine.items() if run in theirs]
+        cells.append(_cell(_mean([a - b for a, b in zip(*pair, strict=True)]) for pair in both))
+    if len(cells) < len(columns):
+        seconds = [value for target in targets for value in line.values(target, METRICS["seconds"]).values()]
+        cells.append(Cell(_mean(seconds), None, len(seconds)) if seconds else None)
+    return Row(line.label, line.method, line.select, tuple(cells))
+
+
+def _cell(values: Iterable[float]) -> Cell | None:
+    numbers = list(values)
+    if not numbers:
+        return None
+    mean = _mean(numbers)
+    squares = [(number - mean) * (number - mean) for number in numbers]
+    return Cell(mean, math.sqrt(sum(squares) / (len(numbers) - 1)) if len(numbers) > 1 else None, len(numbers))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)  # fsum and numpy stumble over inf - inf
+
+
+def _mark(rows: list[Row], at: int, column: Column) -> None:
+    """Best and second best, compared as printed: of two equal numbers on paper neither is the better one."""
+    printed = {}
+    for i, row in enumerate(rows):
+        cell = row.cells[at]
+        if cell is not None and row.select != "oracle" and not math.isnan(cell.mean):
+            printed[i] = float(column.text(cell)[0])
+    if len(printed) < 2:
+        return  # nothing to be better than
+    ranks = sorted(set(printed.values()), reverse=not column.metric.lower)
+    for i, number in printed.items():
+        cells = list(rows[i].cells)
+        if (cell := cells[at]) is not None and number in ranks[:2]:
+            cells[at] = replace(cell, mark="best" if number == ranks[0] else "second")
+            rows[i] = replace(rows[i], cells=tuple(cells))
+
+
+def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Column], base: _Line | None) -> str:
+    shared = _shared(group[0])
+    source = shared.pop("source", {})
+    shared.pop("dataset", None)
+    runs = [_run(record) for record in group if _done(record)]
+    seeds = _sorted(seed for seed, _ in runs)
+    own = _sorted(seed for _, seed in runs if seed is not None)
+    source |= {"same seeds": bool(own)} if own == seeds else {"seeds": ", ".join(own)}
+    several = any(cell.n > 1 for row in rows for cell in row.cells[:-1] if cell)
+    spread = "± is the sample standard deviation over seeds" if several else "one seed per cell, so no ±"
+    words = ["average: over the targets of a seed, then over seeds that have all targets"]
+    if base:
+        points = ", in points" if columns[0].metric.percent else ""
+        words.append(f"gain: difference to {base.label} in the same seed and target, averaged likewise{points}")
+    if columns[-1].name == "seconds":
+        words.append("seconds: mean over runs, each of one target and one seed")
+    sentences = [
+        _say({**shared, f"seed{'s' * (len(seeds) > 1)}": ", ".join(seeds)}),
+        f"source training: {_say(source)}" if source else "",
+        *([spread, "; ".join(words)] if rows else []),
+    ]
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text)
+
+
+def _gaps(lines: Sequence[_Line], targets: Sequence[str], metric: Metric) -> list[str]:
+    """Which cells rest on fewer seeds than others."""
+    full = len({run for line in lines for runs in line.runs.values() for run in runs})
+    gaps = []
+    for line in lines:
+        counts: dict[int, list[str]] = {}
+        for target in targets:
+            counts.setdefault(len(line.values(target, metric)), []).append(target)
+        counts.pop(full, None)
+        where = [f"{n} on {'every target' if len(at) == len(targets) else ', '.join(at)}" for n, at in counts.items()]
+        gaps += [f"{line.label} has {' and '.join(where)}"] if where else []
+    return [f"fewer than {full} seed{'s' * (full > 1)}: {'; '.join(gaps)}"] if gaps else []
+
+
+def _remarks(lines: Sequence[_Line], base: _Line | None) -> list[str]:
+    selects = {line.select for line in lines}
+    oracle = "oracle: hyper-parameters chosen with the target's labels; not comparable, so never marked"
+    searched = "searched: hyper-parameters chosen on held-out source data"
+    alone = "no gain: there is no run of source with these settings"
+    said = {oracle: "oracle" in selects, searched: "source" in selects, alone: bool(lines) and base is None}
+    return [note for note, holds in said.items() if holds]
+
+
+def _failures(group: Sequence[Record]) -> str:
+    failed = [record for record in group if not _done(record)]
+    return f"failed runs ({len(failed)}): {_names(failed)}" if failed else ""
+
+
+def _doubts(group: Sequence[Record], repeated: int) -> list[str]:
+    """What a careful reader would want to know before trusting the numbers."""
+    done = [record for record in group if _done(record)]
+    broken = [record for record in done if record["results"].get("broken")]
+    notes = [f"runs with broken answers ({len(broken)}): {_names(broken)}"] if broken else []
+    notes += [f"runs repeated with the same settings ({repeated}): the last counts"] if repeated else []
+    environments = [record.get("environment") or {} for record in done]
+    for name in dict.fromkeys(name for environment in environments for name in environment):
+        values = _sorted(environment.get(name) for environment in environments)
+        notes += [f"environments differ in {name} ({', '.join(values)}); costs may not compare"] * (len(values) > 1)
+    return notes
+
+
+def _names(records: Sequence[Record]) -> str:
+    names: dict[str, list[Any]] = {}
+    for record in records:
+        names.setdefault(f"{record['settings']['method']} on {_target(record)}", []).append(_run(record)[0])
+    return "; ".join(f"{name} (seed {', '.join(_sorted(seeds))})" for name, seeds in names.items())
+
+
+def _done(record: Record) -> bool:
+    return bool(record.get("results"))
+
+
+def _target(record: Record) -> str:
+    return str(record["settings"].get("target"))
+
+
+def _run(record: Record) -> Run:
+    settings = record["settings"]
+    return settings.get("seed"), (settings.get("source") or {}).get("seed")
+
+
+def _shared(record: Record) -> dict[str, Any]:
+    """The settings that all runs of a table have in common."""
+    settings = {name: value for name, value in record["settings"].items() if name not in WITHIN}
+    source = settings.get("source") or {}
+    return {**settings, "source": {name: value for name, value in source.items() if name not in WITHIN_SOURCE}}
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _sorted(values: Iterable[Any]) -> list[str]:
+    return sorted({str(value) for value in values}, key=lambda text: (len(text), text))
+
+
+def _say(knobs: Mapping[str, Any]) -> str:
+    """Knobs in words; one that is off says nothing."""
+    words = []
+    for name, value in knobs.items():
+        said = f"({_say(value)})" if isinstance(value, Mapping) else "" if value is True else str(value)
+        off = value is None or value is False or said in ("()", "[]") or value == ""
+        words += [] if off else [f"{name} {said}".rstrip()]
+    return ", ".join(words)

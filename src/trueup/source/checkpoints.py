@@ -1,0 +1,93 @@
+"""Source models on disk: safetensors files that hold their recipe, named by its hash."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core import files
+from trueup.source.foreign import load_foreign
+from trueup.source.nets import build
+from trueup.source.recipe import Recipe
+
+KIND = "source"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of checkpoints."""
+
+    folder: Path
+
+    def path(self, recipe: Recipe) -> Path:
+        """Where the finished model of a recipe is, or will be."""
+        return self.folder / f"{recipe.name}.safetensors"
+
+    def partial(self, recipe: Recipe) -> Path:
+        """Where an unfinished training keeps its state."""
+        return self.folder / f"{recipe.name}.unfinished.safetensors"
+
+    def has(self, recipe: Recipe) -> bool:
+        """Whether the model is there."""
+        return self.path(recipe).is_file()
+
+    def save(self, recipe: Recipe, model: nn.Module, report: dict[str, Any]) -> None:
+        """Keep a finished model, with its recipe and what training has to tell."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        header = {"recipe": recipe.model_dump(mode="json"), "report": report}
+        files.write(self.path(recipe), model.state_dict(), header, KIND)
+
+    def load(self, recipe: Recipe) -> tuple[nn.Module, dict[str, Any]]:
+        """The model of a recipe and training's report."""
+        model, header = read_checkpoint(self.path(recipe))
+        if header["recipe"] != recipe.model_dump(mode="json"):
+            raise ValueError(f"{self.path(recipe)} holds the model of another recipe; delete it to train anew")
+        return model, header["report"]
+
+
+def read_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A finished model of ours and what its file says of it; the network is built from the recipe inside."""
+    tensors, header = files.read(path, KIND)
+    recipe = Recipe(**header["recipe"])
+    model = build(recipe.network, recipe.classes, size=recipe.training.size)
+    model.load_state_dict(tensors)
+    return model.eval(), header
+
+
+def load_model(path: str | Path, network: str, classes: int, size: int) -> nn.Module:
+    """A trained model from a file: one of ours, of DomainBed's, of the TSD authors', or a plain state dict."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    try:
+        model, header = read_checkpoint(path)
+    except ValueError as ours:
+        if "no state of trueup's" not in str(ours):
+            raise
+        model = build(network, classes, size=size)
+        load_foreign(path, model, torch.zeros(2, 3, size, size))
+        return model.eval()
+    if header["recipe"]["classes"] != classes:
+        raise ValueError(f"{path.name} knows {header['recipe']['classes']} classes; the dataset has {classes}")
+    return model
+
+
+def digest_of_file(path: str | Path) -> str:
+    """sha256:… of a file's bytes."""
+    with Path(path).open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+
+
+def named(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Several sets of tensors as one, each under its prefix."""
+    return {f"{part}/{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
+
+
+def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """One of the sets again."""
+    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}

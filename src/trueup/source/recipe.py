@@ -1,0 +1,102 @@
+"""How a source model is made. A recipe is all of it; its hash names the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Settings(BaseModel):
+    """A group of settings: unknown names are refused, values stay as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def digest(self) -> str:
+        """A short hash of all values."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Training(Settings):
+    """Source training as in the paper: ERM over batches from every source domain."""
+
+    algorithm: Literal["erm", "swad"] = "erm"
+    iterations: int = Field(5000, ge=0, description="0 takes the network with its weights as they are")
+    batch: int = Field(32, ge=1, description="images per source domain")
+    lr: float = Field(5e-5, gt=0)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    weight_decay: float = Field(0.0, ge=0)
+    decay_at: tuple[float, ...] = Field((), description="parts of the iterations after which lr is divided by 10")
+    augment: Literal["none", "shift", "domainbed"] = "domainbed"
+    normalize: Literal["imagenet", "half"] = "imagenet"
+    size: int = Field(224, ge=8, description="side of the images in pixels, in training and afterwards")
+    holdout: float = Field(0.2, gt=0, lt=1, description="part of each source domain that is kept for validation")
+    every: int = Field(300, ge=1, description="iterations between validations")
+    first: int = Field(100, ge=1, description="iteration of the first validation")
+    converge: int = Field(3, ge=1, description="SWAD: validations without progress before averaging starts")
+    tolerate: int = Field(6, ge=1, description="SWAD: validations above the threshold before it ends")
+    tolerance: float = Field(0.3, ge=0, description="SWAD: how far above the start's loss the threshold is")
+    refresh: int = Field(500, ge=0, description="SWAD: batches to estimate the statistics of BatchNorm layers with")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(not 0 < part < 1 for part in self.decay_at) or sorted(self.decay_at) != list(self.decay_at):
+            raise ValueError("decay_at must be rising parts between 0 and 1, such as [0.7, 0.9]")
+        return self
+
+
+class Given(Settings):
+    """A model that was trained elsewhere."""
+
+    checkpoint: str = Field(description="the SHA-256 of its file")
+    size: int = Field(224, ge=8)
+    normalize: Literal["imagenet", "half"] = "imagenet"
+
+
+class Recipe(Settings):
+    """Everything that a source model depends on."""
+
+    dataset: str
+    data: str = Field("", description="fingerprint of the files, for datasets on disk")
+    sources: tuple[str, ...]
+    classes: int
+    network: str
+    weights: str = Field("none", description="none, imagenet, or the SHA-256 of a file")
+    seed: int = Field(0, ge=0)
+    training: Training
+
+    @property
+    def name(self) -> str:
+        """What its checkpoint is called."""
+        network = "".join(c if c.isalnum() else "-" for c in self.network)
+        return f"{self.dataset}-{network}-{self.training.algorithm}-{self.digest()}"
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"iterations": 400, "lr": 2e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100},
+    "cifar": {
+        "iterations": 29_250, "batch": 128, "lr": 0.1, "optimizer": "sgd", "weight_decay": 5e-4, "augment": "shift",
+        "normalize": "half", "size": 32, "holdout": 0.1, "every": 1950, "decay_at": (2 / 3, 13 / 15),
+    },
+    "imagenet": {"iterations": 0},
+    "domainnet": {"iterations": 15_000},
+}  # fmt: skip
+"""What differs from the paper's training, by the beginning of the dataset's name."""
+
+SWAD_EVERY = {"vlcs": (50, 0.2), "domainnet": (500, 0.3), "digits": (25, 0.3)}
+"""SWAD's interval of validation and tolerance where they are not 100 and 0.3, which its authors chose per dataset."""
+
+
+def training_for(dataset: str, given: dict[str, Any] | None = None) -> Training:
+    """The training that suits a dataset, with what is given in its place."""
+    values: dict[str, Any] = {}
+    for start, preset in PRESETS.items():
+        if dataset.startswith(start):
+            values |= preset
+    if (given or {}).get("algorithm") == "swad":
+        every, tolerance = SWAD_EVERY.get(dataset, (100, 0.3))
+        values |= {"every": every, "first": every, "tolerance": tolerance}
+    return Training(**{**values, **(given or {})})

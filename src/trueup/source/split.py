@@ -1,0 +1,23 @@
+"""Which images of a source domain train, and which are held out."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.data.domains import Domain
+
+
+def split(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices to train on, and indices held out: the given part of every class, by the domain's name and the seed."""
+    rng = np.random.default_rng([seed, zlib.crc32(domain.name.encode())])
+    train, held = [], []
+    for label in np.unique(domain.labels):
+        members = rng.permutation(np.flatnonzero(domain.labels == label))
+        # At least one image of each class trains; rounding is to the nearest.
+        cut = min(round(holdout * len(members)), len(members) - 1)
+        held.append(members[:cut])
+        train.append(members[cut:])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))

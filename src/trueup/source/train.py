@@ -1,0 +1,277 @@
+"""Source training: empirical risk minimisation over all source domains, with SWAD on request.
+
+What step i does depends on the seed and i alone, so a training that was killed goes on exactly where its file says.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.core import files
+from trueup.core.method import fusable
+from trueup.data.datasets import Dataset
+from trueup.data.domains import BrokenImageError, Domain, Image
+from trueup.data.loading import Loader, Place, ahead
+from trueup.data.streams import batches
+from trueup.data.transforms import TRANSFORMS
+from trueup.source.checkpoints import KIND, Store, named, part
+from trueup.source.nets import build
+from trueup.source.recipe import Recipe, Training
+from trueup.source.split import split
+from trueup.source.swad import Swad
+
+log = logging.getLogger("trueup")
+Progress = Callable[[int, int], None]  # done, of how many
+
+
+def train(
+    recipe: Recipe,
+    dataset: Dataset,
+    store: Store,
+    *,
+    weights: str | None = None,
+    threads: int = 2,
+    keep_every: float = 30.0,
+    progress: Progress = lambda done, of: None,
+) -> Path:
+    """Train the model of a recipe, or go on with it, and keep it; returns its file. A finished one is left alone.
+
+    weights: the file that the recipe's weights are the SHA-256 of.
+    keep_every: seconds between saves of an unfinished training.
+    """
+    if store.has(recipe):
+        return store.path(recipe)
+    devices: list[int] = []
+    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(recipe.seed)
+        model = build(recipe.network, recipe.classes, weights=weights or recipe.weights, size=recipe.training.size)
+        run = _Run(
+            recipe, model, [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
+        )
+        run.train(store, threads, keep_every, progress)
+    store.save(recipe, model, run.report())
+    store.partial(recipe).unlink(missing_ok=True)
+    return store.path(recipe)
+
+
+@dataclass
+class _Best:
+    accuracy: float = -1.0
+    iteration: int = 0
+
+
+class _Run:
+    """One training: the model, its optimiser, and what was best so far."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, domains: Sequence[Domain]) -> None:
+        self.recipe, self.settings, self.model, self.domains = recipe, recipe.training, model, domains
+        self.model.to(memory_format=torch.channels_last)
+        self.optimizer = _optimizer(model, self.settings)
+        self.parts = [split(d, self.settings.holdout, recipe.seed) for d in domains]
+        self.swad = Swad(self.settings.converge, self.settings.tolerate, self.settings.tolerance)
+        self.done, self.best = 0, _Best()
+        self.kept: dict[str, Tensor] = {}
+        self.history: list[dict[str, float]] = []
+        self.broken: set[str] = set()
+
+    def train(self, store: Store, threads: int, keep_every: float, progress: Progress) -> None:
+        """All steps from where it stands, then the weights that are kept."""
+        total, file = self.settings.iterations, store.partial(self.recipe)
+        if total and file.is_file():
+            self.restore(file)
+        saved, cost = time.monotonic(), 0.0
+        with ThreadPoolExecutor(threads) as pool:
+            for i, (x, y) in self.batches(pool, range(self.done, total)):
+                progress(i, total)
+                self.step(i, x, y)
+                if self.validates(i + 1) and self.validate(threads):
+                    break
+                # Saving never takes more than a twentieth of the time.
+                if time.monotonic() - saved > max(keep_every, 20 * cost):
+                    start = time.monotonic()
+                    self.save(store)
+                    saved = time.monotonic()
+                    cost = saved - start
+            progress(total, total)
+            self.finish(pool, threads)
+
+    def batches(self, pool: ThreadPoolExecutor, steps: range) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+        """The batch of each step, read and augmented ahead of time."""
+        for i, waiting in ahead(steps, lambda i: [pool.submit(self.read, *item) for item in self.draw(i)], 3):
+            read = [result for future in waiting for result in future.result()]
+            if read:
+                x = Loader(Place(()), self.settings.size, self.settings.normalize).tensor([image for image, _ in read])
+                yield i, (x.to(memory_format=torch.channels_last), torch.tensor([label for _, label in read]))
+
+    def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
+        """The images of step i: (domain, indices, step), drawn with replacement."""
+        rng = np.random.default_rng([self.recipe.seed, 1, i])
+        for d, (trains, _) in enumerate(self.parts):
+            yield d, rng.choice(trains, size=self.settings.batch).tolist(), i
+
+    def read(self, d: int, indices: list[int], i: int) -> list[tuple[Image, int]]:
+        """Decode and augment images of one domain; what cannot be read is left out."""
+        rng = np.random.default_rng([self.recipe.seed, 2, i, d])
+        augment, domain, read = TRANSFORMS[self.settings.augment], self.domains[d], []
+        for j in indices:
+            try:
+                image = domain.image(j)
+            except BrokenImageError as error:
+                if (name := domain.label_of(j)) not in self.broken:
+                    self.broken.add(name)
+                    log.warning("left out, cannot be read: %s (%s)", name, error)
+                continue
+            read.append((augment(image, self.settings.size, rng), int(domain.labels[j])))
+        return read
+
+    def step(self, i: int, x: Tensor, y: Tensor) -> None:
+        """One step of gradient descent."""
+        torch.manual_seed(1_000_003 * self.recipe.seed + i)  # dropout, the same when training goes on after a kill
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.lr * 0.1 ** sum(
+                i >= at * self.settings.iterations for at in self.settings.decay_at
+            )
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(self.model(x), y)
+        if not bool(loss.isfinite()):
+            raise ValueError(f"the loss is {float(loss)} at iteration {i}; lower lr={self.settings.lr}")
+        loss.backward()
+        self.optimizer.step()
+        self.done = i + 1
+        if self.settings.algorithm == "swad":
+            self.swad.step(dict(self.model.named_parameters()))
+
+    def validates(self, done: int) -> bool:
+        """Whether validation is due after this many steps."""
+        first, every = min(self.settings.first, self.settings.iterations), self.settings.every
+        return done == self.settings.iterations or (done >= first and (done - first) % every == 0)
+
+    def validate(self, threads: int) -> bool:
+        """Remember how the model does on what is held out; True when SWAD is satisfied."""
+        accuracy, loss = self.scores(threads)
+        self.history.append({"iteration": self.done, "accuracy": accuracy, "loss": loss})
+        if self.settings.algorithm == "swad":
+            return self.swad.validate(loss)
+        if accuracy > self.best.accuracy:
+            self.best = _Best(accuracy, self.done)
+            self.kept = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+        return False
+
+    def scores(self, threads: int) -> tuple[float, float]:
+        """Accuracy and loss on what is held out, mean over domains."""
+        scores = [self.evaluate(d, held, threads) for d, (_, held) in zip(self.domains, self.parts, strict=True)]
+        accuracy, loss = np.mean(scores, axis=0).tolist()
+        return accuracy, loss
+
+    @torch.no_grad()
+    def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float]:
+        """Accuracy and mean loss of the model as it is."""
+        self.model.eval()
+        loader = Loader(Place([domain]), self.settings.size, self.settings.normalize, threads=threads)
+        right, loss, n = 0, 0.0, 0
+        for x, at in loader.batches(list(batches(held, 128))):
+            y = torch.from_numpy(domain.labels[at])
+            logits = self.model(x.to(memory_format=torch.channels_last))
+            right += int((logits.argmax(dim=1) == y).sum())
+            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+            n += len(y)
+        return right / max(n, 1), loss / max(n, 1)
+
+    def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
+        """Put the kept weights into the model; after SWAD estimate the statistics of BatchNorm layers anew."""
+        if self.settings.algorithm == "swad" and self.settings.iterations:
+            self.model.load_state_dict(self.swad.average(), strict=False)
+            first = self.settings.iterations
+            refresh(self.model, (x for _, (x, _) in self.batches(pool, range(first, first + self.settings.refresh))))
+            self.best = _Best(self.scores(threads)[0], self.done)
+        elif self.kept:
+            self.model.load_state_dict(self.kept)
+        self.model.eval()
+
+    def report(self) -> dict[str, Any]:
+        """What to remember of the training."""
+        kept: dict[str, Any] = vars(self.best) if self.history else {}
+        if self.settings.algorithm == "swad":
+            kept |= {"start": self.swad.start, "end": self.swad.end, "segments": len(self.swad.losses)}
+        return {"history": self.history, "kept": kept, "broken": sorted(self.broken)}
+
+    # Unfinished business
+
+    def save(self, store: Store) -> None:
+        """Write all that a training needs to go on."""
+        store.folder.mkdir(parents=True, exist_ok=True)
+        moments = self.optimizer.state_dict()["state"]
+        tensors = {
+            "model": self.model.state_dict(),
+            "kept": self.kept,
+            "swad": self.swad.tensors(),
+            "optimizer": {
+                f"{i}.{name}": t for i, state in moments.items() for name, t in state.items() if t is not None
+            },
+        }
+        header = {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "done": self.done,
+            "best": vars(self.best),
+            "history": self.history,
+            "broken": sorted(self.broken),
+            "swad": self.swad.values(),
+        }
+        files.write(store.partial(self.recipe), named(tensors), header, KIND)
+
+    def restore(self, file: Path) -> None:
+        """Go on from a saved state; a file that cannot be read is named and training starts anew."""
+        try:
+            tensors, header = files.read(file, KIND)
+        except ValueError as error:
+            log.warning("training starts anew: %s", error)
+            return
+        self.model.load_state_dict(part(tensors, "model"))
+        self.kept = part(tensors, "kept")
+        self.swad.restore(part(tensors, "swad"), header["swad"])
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in part(tensors, "optimizer").items():
+            i, _, key = name.partition(".")
+            moments.setdefault(int(i), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        self.done, self.best, self.history = header["done"], _Best(**header["best"]), header["history"]
+        self.broken = set(header["broken"])
+
+
+def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
+    parameters = list(model.parameters())
+    fused = fusable(parameters)
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay, fused=fused
+        )
+    return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+
+
+@torch.no_grad()
+def refresh(model: nn.Module, images: Iterator[Tensor]) -> None:
+    """Replace the running statistics of BatchNorm layers by the mean over these batches."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    if not layers:
+        return
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over all batches
+    model.train()
+    for x in images:
+        model(x)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
