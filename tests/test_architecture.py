@@ -27,7 +27,8 @@ ALLOWED = {
     "cli": {"core", "data", "source", "bench", "report", "version", "methods"},
     "__init__": {"core", "methods", "version"},
 }
-HEAVY = set("torchvision timm matplotlib ray scipy sklearn pandas PIL pydantic yaml rich typer".split())
+EXTRAS = "torchvision timm matplotlib ray scipy sklearn pandas PIL pydantic yaml rich typer"
+HEAVY = set(EXTRAS.split())
 BARE = {"version", "losses", "memory", "core", "methods", "testing", "__init__"}  # torch, numpy, safetensors: no more
 
 

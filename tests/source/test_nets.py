@@ -62,9 +62,9 @@ def test_resnet26_computes_what_it_should() -> None:
 
 def test_digits_net_by_hand() -> None:
     model = build("digits-net", 10)
-    convolutions = 9 * (3 * 24 + 24 * 48 + 48 * 96 + 96 * 96)
-    assert sum(p.numel() for p in model.parameters()) == convolutions + 2 * (24 + 48 + 96 + 96) + 96 * 10 + 10
-    assert model.body(torch.randn(2, 3, 32, 32)).shape == (2, 96, 8, 8)
+    convolutions = 9 * (3 * 32 + 32 * 64 + 64 * 128 + 128 * 128)
+    assert sum(p.numel() for p in model.parameters()) == convolutions + 2 * (32 + 64 + 128 + 128) + 128 * 10 + 10
+    assert model.body(torch.randn(2, 3, 32, 32)).shape == (2, 128, 4, 4)
     assert find_head(model.eval(), torch.randn(2, 3, 8, 8))[0] == "head"
 
 

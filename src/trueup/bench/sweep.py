@@ -5,11 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from trueup.bench.records import FILE, Record, finished, writing
 from trueup.bench.settings import Run, Sweep, make_sweep
@@ -29,6 +32,11 @@ class Plan:
     trainings: dict[str, Job]
     """By the recipe's hash; only those whose model is not there yet."""
     jobs: list[Job]
+
+    @property
+    def done_here(self) -> list[Run]:
+        """The runs that are recorded."""
+        return [run for run in self.runs if run.digest() in self.done]
 
     @property
     def waiting(self) -> list[Run]:
@@ -84,7 +92,7 @@ def run_sweep(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = workers or cores
     todo = plan(sweep, folder, checkpoints=checkpoints, threads=max(1, cores // workers), device=device)
-    summary = Summary(records=[todo.done[run.digest()] for run in todo.runs if run.digest() in todo.done])
+    summary = Summary(records=[todo.done[run.digest()] for run in todo.done_here])
     if todo.jobs:
         with writing(Path(folder) / FILE) as writer:
 
@@ -177,17 +185,20 @@ def _process(job: Job, connection: Connection) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started the sweep ends it
-    try:
-        perform(job, lambda event, value: connection.send((event, value)))
-    except BrokenPipeError:
-        return
-    except Exception as error:
-        connection.send(("end", f"{type(error).__name__}: {error}"))
-    else:
-        connection.send(("end", None))
+    with suppress(BrokenPipeError):
+        try:
+            perform(job, lambda event, value: connection.send((event, value)))
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            connection.send(("end", f"{type(error).__name__}: {error}"))
+        else:
+            connection.send(("end", None))
 
 
-def run(folder: str | Path = "runs", *, checkpoints: str | Path | None = None, **settings: Any) -> Record:
+def run(
+    folder: str | Path = "runs", *, checkpoints: str | Path | None = None, device: str = "cpu", **settings: Any
+) -> Record:
     """One run in this process: its record, from the folder if it is there already.
 
     >>> trueup.run(dataset="digits", target="type", method="tsd", seed=0)["results"]["accuracy"]
@@ -197,11 +208,11 @@ def run(folder: str | Path = "runs", *, checkpoints: str | Path | None = None, *
     if hyper:
         settings["method"] = [{settings["method"]: hyper}]
     sweep = make_sweep(settings)
-    todo = plan(sweep, folder, checkpoints=checkpoints)
+    todo = plan(sweep, folder, checkpoints=checkpoints, threads=torch.get_num_threads(), device=device)
     if len(todo.runs) != 1:
         raise ValueError(f"these settings are {len(todo.runs)} runs, not one; name a single target, method and seed")
-    if todo.done:
-        return next(iter(todo.done.values()))
+    if todo.done_here:
+        return todo.done[todo.runs[0].digest()]
     records: list[Record] = []
     for job in (*todo.trainings.values(), *todo.jobs):
         perform(job, lambda event, value: records.append(value) if event == "record" else None)

@@ -59,6 +59,11 @@ def read_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     return model.eval(), header
 
 
+def read_header(path: Path) -> dict[str, Any]:
+    """What the file of a model of ours says of it: its recipe, and training's report."""
+    return files.read(path, KIND)[1]
+
+
 def load_model(path: str | Path, network: str, classes: int, size: int) -> nn.Module:
     """A trained model from a file: one of ours, of DomainBed's, of the TSD authors', or a plain state dict."""
     path = Path(path)

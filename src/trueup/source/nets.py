@@ -21,7 +21,7 @@ def build(name: str, classes: int, *, weights: str = "none", size: int = 224) ->
     """A network for images of `size` pixels; a head that no weights fit starts anew, from torch's random state.
 
     `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes).
-    `weights`: "none", "imagenet" (the library's default ones), or a file: .safetensors, or torch.save of a state dict.
+    `weights`: "none", "imagenet" (torchvision's IMAGENET1K_V1, timm's default ones), or a file of a state dict.
     """
     if classes < 2:
         raise ValueError(f"a classifier needs at least two classes, not {classes}")
@@ -109,7 +109,7 @@ def _pretrained(library: str, name: str, classes: int, size: int) -> nn.Module:
     """A network with the library's own weights; the head stays if it has as many classes."""
     if library not in LIBRARIES:
         raise ValueError(f"{name!r} has no ImageNet weights; take weights from a local file")
-    options = {"pretrained": True} if library == "timm" else {"weights": "DEFAULT"}
+    options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}
     try:
         model = _create(library, name, size, **options)
     except Exception as error:  # each library, and what it downloads with, has errors of its own
@@ -244,10 +244,10 @@ class DigitsNet(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for before, after, stride in ((3, 24, 1), (24, 48, 2), (48, 96, 2), (96, 96, 1)):
+        for before, after, stride in ((3, 32, 2), (32, 64, 2), (64, 128, 2), (128, 128, 1)):
             layers += [_conv(before, after, stride), nn.BatchNorm2d(after), nn.ReLU()]
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(96, classes)
+        self.head = nn.Linear(128, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""

@@ -112,7 +112,7 @@ class _Run:
             read = [result for future in waiting for result in future.result()]
             if read:
                 x = Loader(Place(()), self.settings.size, self.settings.normalize).tensor([image for image, _ in read])
-                yield i, (x.to(memory_format=torch.channels_last), torch.tensor([label for _, label in read]))
+                yield i, (x, torch.tensor([label for _, label in read]))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
         """The images of step i: (domain, indices, step), drawn with replacement."""
@@ -183,7 +183,7 @@ class _Run:
         right, loss, n = 0, 0.0, 0
         for x, at in loader.batches(list(batches(held, 128))):
             y = torch.from_numpy(domain.labels[at])
-            logits = self.model(x.to(memory_format=torch.channels_last))
+            logits = self.model(x)
             right += int((logits.argmax(dim=1) == y).sum())
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             n += len(y)

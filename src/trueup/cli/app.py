@@ -1,0 +1,67 @@
+"""All verbs of the command line, and what every one of them does with an error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+from rich.console import Console
+
+from trueup.cli import bench, data, demo, listing, report, run, train
+from trueup.version import __version__
+
+app = typer.Typer(
+    name="trueup",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Test-time adaptation for vision models: train source models, stream shifted data, compare methods.",
+    epilog="Start with `trueup demo`. A table of your own: `trueup bench --help`.",
+)
+app.command("list")(listing.list_all)
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("run")(run.run)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
+app.command("demo")(demo.demo)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trueup {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def settings(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show what is going on, and where errors come from."),
+) -> None:
+    """What holds for all verbs."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
+    _state["verbose"] = verbose
+
+
+_state = {"verbose": False}
+
+
+def start() -> None:
+    """Run; an error that we foresee is one sentence, not a traceback."""
+    try:
+        app()
+    except (ValueError, OSError, ImportError) as error:
+        if _state["verbose"]:
+            raise
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {_plain(error)}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("Stopped. What is finished is kept; the same command goes on from there.")
+        sys.exit(130)
+
+
+def _plain(error: Exception) -> str:
+    from rich.markup import escape
+
+    return escape(" ".join(str(error).split()) or type(error).__name__)

@@ -1,0 +1,63 @@
+"""`trueup train`: source models, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from trueup.bench.settings import make_sweep
+from trueup.bench.sweep import CHECKPOINTS, plan
+from trueup.bench.work import perform
+from trueup.cli import options
+from trueup.cli.options import given
+from trueup.cli.progress import bar
+from trueup.source.checkpoints import Store, read_header
+
+
+def train(
+    dataset: str = typer.Option("digits", "--dataset", "-d", help="digits, digits-c, pacs, …, or folder."),
+    root: str = options.ROOT,
+    target: list[str] = options.TARGET,
+    network: str = typer.Option(None, "--network", "-n", help="A torchvision or timm name, or module:function."),
+    weights: str = options.WEIGHTS,
+    training: list[str] = options.TRAIN,
+    seed: list[int] = options.SEED,
+    out: str = options.OUT,
+    checkpoints: str = options.CHECKPOINTS,
+) -> None:
+    """Train the source model of each target and seed: ERM, or SWAD with --train algorithm=swad.
+
+    A training that was stopped goes on from its last save; a finished one is left alone.
+    """
+    flags = given(
+        dataset=dataset, root=root, target=target, network=network, weights=weights, training=training, seed=seed
+    )
+    sweep = make_sweep({**flags, "method": ["source"]})
+    store = Store(Path(checkpoints) if checkpoints else Path(out) / CHECKPOINTS)
+    todo = plan(sweep, out, checkpoints=checkpoints, threads=torch_threads())
+    console = Console()
+    for job in todo.trainings.values():
+        with bar(job.title) as advance:
+            perform(job, partial(_show, advance))
+    opened = sweep.open(dataset)
+    for recipe in {r.digest(): r for run in todo.runs if (r := run.recipe(opened)) is not None}.values():
+        kept = read_header(store.path(recipe))["report"]["kept"]
+        accuracy = f"{100 * kept['accuracy']:.1f} % on held-out source images" if kept else "weights as they were"
+        console.print(f"{store.path(recipe)}  seed {recipe.seed}, {accuracy}", highlight=False, soft_wrap=True)
+
+
+def _show(advance: Callable[[int, int], None], event: str, value: Any) -> None:
+    if event == "progress":
+        advance(*value)
+
+
+def torch_threads() -> int:
+    """As many threads as torch would take."""
+    import torch
+
+    return torch.get_num_threads()

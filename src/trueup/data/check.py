@@ -1,0 +1,171 @@
+"""Is a dataset on disk what its card says? Counts everything, opens every file, names what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from trueup.data.cards import CARDS, Card, get_card
+from trueup.data.corruptions import CORRUPTIONS
+from trueup.data.datasets import cifar, folders, imagenet, open_dataset
+from trueup.data.domains import BrokenImageError, Domain, FileDomain, decode
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Report:
+    """What was found: images per domain and class, and everything that is not as it should be."""
+
+    name: str
+    classes: tuple[str, ...] = ()
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """Each in one sentence; an empty list means that all is well."""
+    broken: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Files that are no images; they are left out and do no harm."""
+
+    @property
+    def images(self) -> int:
+        """All images."""
+        return sum(sum(classes.values()) for classes in self.counts.values())
+
+
+def check(
+    name: str, root: str | Path | None = None, *, decode_all: bool = True, progress: Progress = lambda done, of: None
+) -> Report:
+    """Compare a folder with its dataset's card; `decode_all` opens every image."""
+    report = Report(name)
+    card = CARDS.get(name)
+    if name != "folder" and card is None:
+        get_card(name)
+    if card is not None and card.kind == "embedded":
+        dataset = open_dataset(name)
+        _count(report, dataset.classes, (dataset.domain(target) for target in dataset.targets))
+        _compare(report, card)
+        return report
+    if root is None or not Path(root).is_dir():
+        raise ValueError(f"{root or 'root'} is not a folder: say where {name} is with --root")
+    root = Path(root)
+    if card is not None and card.kind == "corruptions":
+        _check_corruptions(report, card, root)
+    else:
+        _check_folders(report, card, root)
+    if decode_all:
+        _decode(report, root, progress)
+    return report
+
+
+def _check_folders(report: Report, card: Card | None, root: Path) -> None:
+    tree = folders.scan(root, card)
+    _count(report, tree.classes, (tree.domain(name) for name in tree.domains))
+    report.others = tree.others
+    if tree.missing:
+        report.problems.append(f"{len(tree.missing)} files of the lists are missing: {_few(tree.missing)}")
+    if card is None:
+        for name, classes in report.counts.items():
+            lacking = [label for label, n in classes.items() if not n]
+            if lacking:
+                report.problems.append(f"{name} has no images of: {_few(lacking)}")
+        return
+    if tree.unknown:
+        report.problems.append(f"folders that are no domains of {card.name}: {_few(tree.unknown)}")
+    _compare(report, card)
+
+
+def _check_corruptions(report: Report, card: Card, root: Path) -> None:
+    """Every corruption at every severity, and the clean set where models are trained on it."""
+    for corruption in CORRUPTIONS:
+        try:
+            if card.name == "imagenet-c":
+                parts: list[Domain] = [imagenet.domain(root, f"{corruption}-{s}") for s in range(1, 6)]
+                _count(report, imagenet.class_names(), parts, as_one=corruption)
+            else:
+                _, labels = cifar.read_corrupted(root, corruption)
+                counts = np.bincount(labels, minlength=card.classes)
+                names = cifar.class_names(card.name, root)
+                report.counts[corruption] = {name: int(n) for name, n in zip(names, counts, strict=True)}
+        except ValueError as error:
+            report.problems.append(str(error))
+    if card.name != "imagenet-c":
+        report.classes = cifar.class_names(card.name, root)
+        try:
+            _, labels = cifar.read_clean(card.name, root)
+            if len(labels) != 50_000:
+                report.problems.append(f"the clean set has {len(labels):,} images; 50,000 are expected")
+        except ValueError as error:
+            report.problems.append(str(error))
+    _compare(report, card)
+
+
+def _count(report: Report, classes: tuple[str, ...], domains: Iterable[Domain], as_one: str | None = None) -> None:
+    report.classes = classes
+    for domain in domains:
+        counts = np.bincount(domain.labels, minlength=len(classes))
+        total = report.counts.setdefault(as_one or domain.name, dict.fromkeys(classes, 0))
+        for label, n in zip(classes, counts, strict=True):
+            total[label] += int(n)
+
+
+def _compare(report: Report, card: Card) -> None:
+    """Say where the counts differ from the card's."""
+    if report.classes and len(report.classes) != card.classes:
+        report.problems.append(f"{len(report.classes)} classes; the card says {card.classes}")
+    elif card.class_names and report.classes != card.class_names:
+        report.problems.append(f"classes are {_few(report.classes)}; the card says {_few(card.class_names)}")
+    for name, expected in card.domains.items():
+        if name not in report.counts:
+            if not any(name in problem for problem in report.problems):
+                report.problems.append(f"{name} is missing: {card.layout}")
+            continue
+        found = report.counts[name]
+        if sum(found.values()) != expected:
+            report.problems.append(f"{name} has {sum(found.values()):,} images; the card says {expected:,}")
+        for label, n in zip(card.class_names, card.counts.get(name, ()), strict=False):
+            if found.get(label, 0) != n:
+                report.problems.append(f"{name}/{label} has {found.get(label, 0):,} images; the card says {n:,}")
+
+
+def _decode(report: Report, root: Path, progress: Progress) -> None:
+    """Open every image file, many at a time."""
+    files = list(_files(report, root))
+
+    def broken(path: str) -> str | None:
+        try:
+            decode(root / path)
+        except BrokenImageError:
+            return path
+        return None
+
+    with ThreadPoolExecutor() as pool:
+        rest = iter(files)
+        done = 0
+        while part := list(islice(rest, 512)):  # in parts, so that half a million results do not wait at once
+            report.broken += [path for path in pool.map(broken, part) if path is not None]
+            done += len(part)
+            progress(done, len(files))
+    if report.broken:
+        report.problems.append(f"{len(report.broken)} images cannot be read: {_few(report.broken)}")
+
+
+def _files(report: Report, root: Path) -> Iterator[str]:
+    dataset = open_dataset(report.name, root)
+    names = [f"{c}-{s}" for c in dataset.targets for s in range(1, 6)] if dataset.clean else dataset.targets
+    for name in names:
+        try:
+            domain = dataset.domain(name)
+        except ValueError:
+            continue  # said already
+        if isinstance(domain, FileDomain):
+            yield from domain.files
+
+
+def _few(names: Iterable[str], most: int = 5) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
