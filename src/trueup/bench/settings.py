@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import itertools
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,6 +123,7 @@ class Sweep(Settings):
     limit: int | None = Field(None, ge=1)
     reset: bool = False
     select: Annotated[list[Select], Many] = Field(["default"], min_length=1)
+    plugin: Annotated[list[str], Many] = Field([], description="modules to import first: methods of your own")
 
     def root_of(self, dataset: str) -> str | None:
         """The folder of a dataset."""
@@ -138,6 +141,7 @@ class Sweep(Settings):
 
     def runs(self) -> list[Run]:
         """All runs, each once, checked before anything starts."""
+        import_plugins(self.plugin)
         return list({run.digest(): run for dataset in self.dataset for run in self._runs(dataset)}.values())
 
     def _runs(self, name: str) -> Iterator[Run]:
@@ -176,6 +180,17 @@ def resolve(method: str, given: Mapping[str, Any], select: Select) -> dict[str, 
     except TypeError as error:
         raise ValueError(str(error)) from error
     return {key: value for key, value in full.items() if key not in searched}
+
+
+def import_plugins(modules: Iterable[str]) -> None:
+    """Import modules that register methods; the current folder counts."""
+    for module in modules:
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"plugin {module!r} cannot be imported: {error}") from error
 
 
 def known(name: str, names: Iterable[str], kind: str) -> None:

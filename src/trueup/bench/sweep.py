@@ -57,7 +57,7 @@ def plan(
     for run in runs:
         if run.digest() in done:
             continue
-        site = Site(store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device)
+        site = Site(store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device, tuple(sweep.plugin))
         recipe = run.recipe(datasets[run.dataset])
         if recipe is not None and not store.has(recipe):
             trainings[recipe.digest()] = Job(site, recipe, dataset=run.dataset)

@@ -17,7 +17,7 @@ from trueup.bench.environment import environment
 from trueup.bench.protocol import Stage, make_stream
 from trueup.bench.records import Record
 from trueup.bench.select import choose
-from trueup.bench.settings import Run
+from trueup.bench.settings import Run, import_plugins
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.loading import Loader, Place
@@ -40,6 +40,7 @@ class Site:
     """The file of the weights, or of the trained model."""
     threads: int = 1
     device: str = "cpu"
+    plugins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Job:
 def perform(job: Job, send: Send) -> None:
     """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
     torch.set_num_threads(job.site.threads)
+    import_plugins(job.site.plugins)
     dataset = open_dataset(job.dataset, job.site.root)
     store = Store(job.site.checkpoints)
 

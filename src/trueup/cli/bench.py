@@ -36,6 +36,7 @@ def bench(
     reset: bool = options.RESET,
     search: bool = typer.Option(False, "--search", help="Search hyper-parameters on held-out source data."),
     oracle: bool = typer.Option(False, "--oracle", help="Search them on the target's labels: a bound, never a result."),
+    plugin: list[str] = options.PLUGIN,
     out: str = options.OUT,
     checkpoints: str = options.CHECKPOINTS,
     workers: int = options.WORKERS,
@@ -51,7 +52,7 @@ def bench(
     flags = given(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
-        limit=limit, reset=reset, select=select,
+        limit=limit, reset=reset, select=select, plugin=plugin,
     )  # fmt: skip
     sweep = read_sweep(file, flags) if file else make_sweep(flags)
     if dry_run:

@@ -22,6 +22,7 @@ LIMIT = typer.Option(None, "--limit", help="Only the first so many images of the
 RESET = typer.Option(None, "--reset/--no-reset", help="Start afresh wherever the stream enters another domain.")
 TRAIN = typer.Option(None, "--train", help="A setting of source training: iterations=150, algorithm=swad, size=112.")
 OPTION = typer.Option(None, "--stream-option", help="A setting of the stream: concentration=0.1.")
+PLUGIN = typer.Option(None, "--plugin", help="A module to import first, which registers methods of your own.")
 OUT = typer.Option("runs", "--out", "-o", help="The folder for records and checkpoints.")
 CHECKPOINTS = typer.Option(None, "--checkpoints", help="Where source models are kept, if not in --out.")
 WORKERS = typer.Option(None, "--workers", "-j", min=1, help="Processes at a time; cores are shared among them.")

@@ -28,6 +28,7 @@ def run(
     limit: int = options.LIMIT,
     reset: bool = options.RESET,
     select: str = typer.Option("default", "--select", help="default, source (searched), oracle."),
+    plugin: list[str] = options.PLUGIN,
     out: str = options.OUT,
     checkpoints: str = options.CHECKPOINTS,
     device: str = options.DEVICE,
@@ -36,7 +37,7 @@ def run(
     settings = given(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, seed=seed, stream=stream, stream_options=stream_options, batch=batch, limit=limit,
-        reset=reset, select=select,
+        reset=reset, select=select, plugin=plugin,
     )  # fmt: skip
     settings["method"] = [parse_method(method)]
     with Console(stderr=True).status("running"):
