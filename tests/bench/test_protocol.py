@@ -290,11 +290,11 @@ def test_model_without_a_head_does_without_sharing(seen: Seen) -> None:
 
 def test_too_many_features_are_not_kept(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
     ground = stage(domain(41, seed=1))
-    monkeypatch.setattr(protocol, "SHARED", 41 * 24 * 4 - 1)
+    monkeypatch.setattr(protocol, "SHARED", 41 * protocol.WIDEST * 4 - 1)
     ground.run(make_method("t3a", {}))
     assert ground.passes == {"source": None}
     ground.passes.clear()
-    monkeypatch.setattr(protocol, "SHARED", 41 * 24 * 4)
+    monkeypatch.setattr(protocol, "SHARED", 41 * protocol.WIDEST * 4)
     ground.run(make_method("t3a", {}))
     assert ground.passes["source"] is not None
     assert same(seen[0], seen[1])

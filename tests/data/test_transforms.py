@@ -100,7 +100,7 @@ def test_a_crop_has_70_to_100_percent_and_sides_from_3_to_4_up_to_4_to_3(shape: 
     area, ratio = (h * w / (height * width))[chosen], (w / h)[chosen]
     assert 0.7 - 0.003 <= area.min() < 0.71
     assert area.max() <= 1
-    assert 3 / 4 - 0.003 <= ratio.min()
+    assert ratio.min() >= 3 / 4 - 0.003
     assert ratio.max() <= 4 / 3 + 0.003
 
 

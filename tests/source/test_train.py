@@ -653,7 +653,7 @@ def test_swad_averages_parameters_and_takes_statistics_from_fresh_batches(
         assert torch.allclose(tensors[name], torch.stack([w[name] for w in weights[2:]]).mean(dim=0), atol=1e-6), name
     fresh = [x for training_mode, x in list(seen) if training_mode][8:]
     assert len(fresh) == 3
-    assert not any(decode(x) == decode(y) for x in fresh for (y,) in [(y,) for _, y in seen[:8]])
+    assert not any(batch in steps_of(seen)[:8] for batch in map(decode, fresh))
     maps = [F.conv2d(x, tensors["0.weight"], stride=2) for x in fresh]
     assert torch.allclose(
         tensors["1.running_mean"], torch.stack([m.mean(dim=(0, 2, 3)) for m in maps]).mean(dim=0), atol=1e-5

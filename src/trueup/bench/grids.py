@@ -11,7 +11,7 @@ PER_CLASS = (1, 5, 20, 50, 100, None)
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "tsd": {"lr": LR, "per_class": PER_CLASS},
     "t3a": {"per_class": PER_CLASS},
-    "lame": {"affinity": ("knn", "rbf", "linear"), "neighbors": (1, 3, 5)},
+    "lame": {"affinity": ("knn", "rbf", "linear"), "neighbors": (1, 3, 5)},  # "linear" has none: tried once
     **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
 }
 """The paper's grids; for methods that it gives none for, its grid of learning rates."""
@@ -21,4 +21,6 @@ def grid(method: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The combinations to search, smallest learning rate first; what is given stays fixed."""
     axes = {key: values for key, values in GRIDS.get(method, {}).items() if key not in given}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    first = GRIDS.get(method, {}).get("neighbors", (None,))[0]
+    combinations = [c for c in combinations if c.get("affinity") != "linear" or c.get("neighbors", first) == first]
     return sorted(combinations, key=lambda c: c.get("lr", 0.0)) if axes else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from trueup.bench.environment import peak_memory, watch_memory
 from trueup.bench.metrics import measure
 from trueup.core.adapter import Adapter
-from trueup.core.method import GradientMethod, Info, Method
+from trueup.core.method import Info, Method
+from trueup.core.registry import make_method
 from trueup.core.split import HeadNotFoundError, Output, SplitModel
 from trueup.data.loading import Loader, Place
 from trueup.data.streams import batches, order
@@ -24,24 +26,25 @@ from trueup.data.streams import batches, order
 Indices = NDArray[np.int64]
 Progress = Callable[[int, int], None]
 SHARED = 2**30  # bytes of features that may be kept for other methods
+WIDEST = 4096  # features of an image that are reckoned with before they are known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features(Method):
-    """Answers with the features instead of predictions: what methods that leave the backbone alone start from."""
+    """Answers with features and logits side by side: what methods that leave the backbone alone start from."""
 
     info = Info(name="features", title="Features", paper="none", needs=("head",))
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
-        """The features before the head."""
-        return out.features
+        """What the head sees, and what it says."""
+        return torch.cat([out.features, out.logits.to(out.features.dtype)], dim=1)
 
 
 @dataclass
 class Pass:
     """One pass of a frozen backbone over the stream: a head, features per batch, and what they cost."""
 
-    head: nn.Linear
+    head: nn.Module
     features: list[tuple[Tensor, Indices]]
     seconds: float
     memory: float
@@ -87,6 +90,8 @@ class Stage:
         labels = self.loader.place.labels
         at = np.concatenate([indices for _, indices in answers])
         probs = torch.cat([F.softmax(logits.double(), dim=1) for logits, _ in answers]).numpy()
+        if not np.isfinite(probs).all():
+            raise ValueError(f"the answers of {method.info.name} are not finite")
         results = measure(probs, labels[at]) | {"updates": updates, "broken": sum(map(len, self.stream)) - len(at)}
         cost = {
             "seconds": seconds,
@@ -120,28 +125,42 @@ class Stage:
 
     def shared(self, method: Method) -> Pass | None:
         """The pass of the frozen backbone that serves this method; None if there is none."""
-        plain = type(method).forward is Method.forward and type(method).rows is Method.rows
-        if isinstance(method, GradientMethod) or not plain or method.norm not in ("source", "batch"):
+        if not method.features_only or method.norm not in ("source", "batch"):
             return None
         if method.norm not in self.passes:
             self.passes[method.norm] = self._pass(method.norm)
         return self.passes[method.norm]
 
     def _pass(self, norm: str) -> Pass | None:
+        """Run the backbone once and keep its features, unless they may be too many or do not explain the logits."""
+        if 4 * WIDEST * sum(map(len, self.stream)) > SHARED:
+            return None
         adapter = Adapter(self.model, Features(norm=norm), seed=self.seed)
         watch_memory(self.device)
         try:
-            features, seconds, _ = self.online(adapter, self.loader.batches(self.stream), lambda done, of: None)
+            answers, seconds, _ = self.online(adapter, self.loader.batches(self.stream), lambda done, of: None)
         except HeadNotFoundError:
             return None
-        if sum(z.numel() for z, _ in features) * 4 > SHARED:
+        head, classes = _head(adapter), adapter.net.classes
+        features = [(answer[:, :-classes], indices) for answer, indices in answers]
+        # The logits must be the head's answer to the features, bit by bit.
+        again = Adapter(head, make_method("source", {})).to(self.device)(features[0][0].to(self.device)).cpu()
+        if not torch.equal(again, answers[0][0][:, -classes:]):
             return None
-        weight, bias = adapter.net.weight.detach().cpu(), adapter.net.layer.bias
-        head = nn.Linear(weight.shape[1], weight.shape[0], bias=isinstance(bias, Tensor))
-        head.weight.data.copy_(weight)
-        if isinstance(bias, Tensor):
-            head.bias.data.copy_(bias.detach())
-        return Pass(head.eval(), features, seconds, peak_memory(self.device))
+        return Pass(head, features, seconds, peak_memory(self.device))
+
+
+def _head(adapter: Adapter) -> nn.Module:
+    """A copy of the head that takes features (N, D)."""
+    layer = copy.deepcopy(adapter.net.layer).cpu()
+    if isinstance(layer, nn.Linear):
+        return layer
+    weight, bias = adapter.net.weight.detach().cpu(), layer.bias
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=isinstance(bias, Tensor))
+    head.weight.data.copy_(weight)
+    if isinstance(bias, Tensor):
+        head.bias.data.copy_(bias.detach())
+    return head
 
 
 def make_stream(

@@ -20,12 +20,12 @@ def read_records(path: str | Path) -> list[Record]:
     if not path.exists():
         raise ValueError(f"{path} does not exist; give the folder of a sweep, or its {FILE}")
     files = sorted(path.rglob(FILE)) if path.is_dir() else [path]
-    records = {}
+    records: dict[str, Record] = {}
     for file in files:
         for line in file.read_bytes().splitlines():
             record = _parse(line)
-            if record is not None:
-                records[record["id"]] = record
+            if record is not None and ("results" in record or "results" not in records.get(record["id"], {})):
+                records[record["id"]] = record  # a failure never takes the place of a finished run
     return list(records.values())
 
 

@@ -28,9 +28,14 @@ def choose(
     search: list[dict[str, Any]] = []
     for candidate in grid(method, fixed):
         scores = []
-        for stage in stages:
-            tick()
-            scores.append(stage.run(make_method(method, {**fixed, **candidate})).results["accuracy"])
-        search.append({**candidate, "accuracy": float(np.mean(scores))})
+        try:
+            for stage in stages:
+                tick()
+                scores.append(stage.run(make_method(method, {**fixed, **candidate})).results["accuracy"])
+            search.append({**candidate, "accuracy": float(np.mean(scores))})
+        except ValueError as error:  # a learning rate may be too large; that is what a search is for
+            search.append({**candidate, "accuracy": 0.0, "error": str(error)})
+    if all("error" in candidate for candidate in search):
+        raise ValueError(f"every candidate failed: {search[0]['error']}")
     best = max(search, key=lambda s: s["accuracy"])  # the first of equals, and candidates come with rising lr
-    return Choice({key: value for key, value in best.items() if key != "accuracy"}, search)
+    return Choice({key: value for key, value in best.items() if key not in ("accuracy", "error")}, search)

@@ -8,14 +8,17 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from trueup.bench.grids import grid
-from trueup.core.registry import list_methods, make_method
+from trueup.core.registry import get_method, list_methods, make_method
 from trueup.data.datasets import Dataset, open_dataset
+from trueup.data.domains import parse_corruption
+from trueup.data.streams import order
 from trueup.source.checkpoints import digest_of_file
+from trueup.source.nets import check_network
 from trueup.source.recipe import Given, Recipe, Settings, Training, training_for
 
 PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
@@ -78,8 +81,11 @@ def _number(value: Any) -> Any:
                 return kind(value)
             except ValueError:
                 continue
-        return None if value.lower() in ("none", "null") else value
     return value
+
+
+def _numbers(values: Any) -> Any:
+    return {key: _number(v) for key, v in values.items()} if isinstance(values, Mapping) else values
 
 
 def _methods(value: Any) -> Any:
@@ -92,7 +98,7 @@ def _methods(value: Any) -> Any:
             name, hyper = next(iter(item.items()))
             if not isinstance(hyper, Mapping):
                 raise ValueError(f"write hyper-parameters as `{name}: {{lr: 0.001}}`, not {hyper!r}")
-            pairs.append((name, {key: _number(v) for key, v in hyper.items()}))
+            pairs.append((name, _numbers(hyper)))
         elif isinstance(item, tuple):
             pairs.append(item)
         else:
@@ -118,7 +124,7 @@ class Sweep(Settings):
     )
     seed: Annotated[list[Annotated[int, Field(ge=0)]], Many] = Field([0, 1, 2], min_length=1)
     stream: Annotated[list[str], Many] = Field(["iid"], min_length=1)
-    stream_options: dict[str, Any] = Field(default_factory=dict)
+    stream_options: Annotated[dict[str, Any], BeforeValidator(_numbers)] = Field(default_factory=dict)
     batch: Annotated[list[Annotated[int, Field(ge=1)]], Many] | None = None
     limit: int | None = Field(None, ge=1)
     reset: bool = False
@@ -136,7 +142,7 @@ class Sweep(Settings):
     def file_of(self, run: Run) -> str | None:
         """The file of a run's weights or trained model, if it has one."""
         if self.checkpoint is not None:
-            return self.checkpoint.format(target=run.target, seed=run.seed)
+            return filled(self.checkpoint, run.target, run.seed)
         return self.weights if run.weights.startswith("sha256:") else None
 
     def runs(self) -> list[Run]:
@@ -151,17 +157,15 @@ class Sweep(Settings):
         if weights not in ("none", "imagenet"):
             weights = digest_of_file(weights)
         batch = next((v for k, v in BATCHES.items() if name.startswith(k)), 128)
-        training = training_for(name, {key: _number(v) for key, v in self.training.items()})
-        for target in self.target or dataset.targets:
-            for part in target.split("+"):
-                known(part.partition("-")[0] if dataset.clean else part, dataset.targets, "domain")
+        training = training_for(name, self.training)
+        self._check(dataset, self.network or [network])
         for net, stream, size, select, target, seed, (method, hyper) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method,
         ):  # fmt: skip
             source: Training | Given = training
             if self.checkpoint is not None:
-                digest = digest_of_file(self.checkpoint.format(target=target, seed=seed))
+                digest = digest_of_file(filled(self.checkpoint, target, seed))
                 source = Given(checkpoint=digest, size=training.size, normalize=training.normalize)
             yield Run(
                 dataset=name, data=dataset.fingerprint, target=target, network=net, weights=weights, source=source,
@@ -170,16 +174,55 @@ class Sweep(Settings):
                 select=select if grid(method, hyper) else "default",
             )  # fmt: skip
 
+    def _check(self, dataset: Dataset, networks: Iterable[str]) -> None:
+        """Refuse what would fail every run, before anything starts."""
+        for network in networks:
+            check_network(network)
+        for target in self.target or dataset.targets:
+            parts = target.split("+")
+            for part in parts:
+                known(part.partition("-")[0] if dataset.clean else part, dataset.targets, "domain")
+                if dataset.clean:
+                    parse_corruption(part)
+            dataset.sources(parts)
+            for stream in self.stream:  # what it says of two images tells what it thinks of its settings
+                order(stream, [0, 0], [0, len(parts) - 1], 0, **self.stream_options)
+                if stream == "mixed" and self.reset and len(parts) > 1:
+                    raise ValueError(
+                        "reset makes no sense with the stream 'mixed', which enters another domain all the time"
+                    )
+
+
+def filled(path: str, target: str, seed: int) -> str:
+    """A path with {target} and {seed} filled in."""
+    try:
+        return path.format(target=target, seed=seed)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"checkpoint={path!r} may hold {{target}} and {{seed}}, and nothing else in braces") from error
+
+
+def typed(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
+    hints = get_type_hints(get_method(method))
+    result = dict(values)
+    for key, value in values.items():
+        kinds = get_args(hints.get(key)) or (hints.get(key),)
+        if isinstance(value, str) and value.lower() in ("none", "null") and type(None) in kinds:
+            result[key] = None
+        elif isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+            result[key] = float(value)
+    return result
+
 
 def resolve(method: str, given: Mapping[str, Any], select: Select) -> dict[str, Any]:
     """All hyper-parameters with their values, without those that are searched."""
     known(method, list_methods(), "method")
     searched = {} if select == "default" else {key: 0 for c in grid(method, given) for key in c}
     try:
-        full = make_method(method, dict(given)).hyperparameters()
+        full = make_method(method, typed(method, given)).hyperparameters()
     except TypeError as error:
         raise ValueError(str(error)) from error
-    return {key: value for key, value in full.items() if key not in searched}
+    return {key: value for key, value in typed(method, full).items() if key not in searched}
 
 
 def import_plugins(modules: Iterable[str]) -> None:
@@ -217,14 +260,24 @@ def read_sweep(path: str | Path, flags: Mapping[str, Any]) -> Sweep:
 
 def make_sweep(values: Mapping[str, Any]) -> Sweep:
     """A sweep of these settings; the first thing wrong is said in one sentence."""
-    for group, cls in ((values, Sweep), (values.get("training") or {}, Training)):
+    training = values.get("training") or {}
+    if not isinstance(training, Mapping):
+        raise ValueError(f"training must be settings such as `iterations: 500`, not {training!r}")
+    for group, cls in ((values, Sweep), (training, Training)):
         for key in group:
             known(str(key), cls.model_fields, "setting")
     try:
-        sweep = Sweep(**values)
-        training_for("", {key: _number(v) for key, v in sweep.training.items()})
+        training_for("", dict(training))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')} (it is {first['input']!r})") from error
+        raise ValueError(_first(error, "training")) from error
+    try:
+        sweep = Sweep(**values)
+    except ValidationError as error:
+        raise ValueError(_first(error)) from error
     return sweep
+
+
+def _first(error: ValidationError, *group: str) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in (*group, *first["loc"]))
+    return f"{where}: {first['msg'].removeprefix('Value error, ')} (it is {first['input']!r})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -108,12 +109,14 @@ def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, 
 
 
 def failure(run: Run, error: BaseException | str) -> Record:
-    """The record of a run that did not come to its end."""
-    lines = traceback.format_exception(error)[-3:] if isinstance(error, BaseException) else []
-    name = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else error
-    # Only the last lines: they name no folder above the package.
-    where = [line.strip().splitlines()[-1].strip() for line in lines[:-1]]
-    return {"id": run.digest(), "settings": run.model_dump(mode="json"), "error": name, "at": where}
+    """The record of a run that did not come to its end. It names files, but no folders."""
+    name, at = str(error), []
+    if isinstance(error, BaseException):
+        name = f"{type(error).__name__}: {error}"
+        frames = traceback.extract_tb(error.__traceback__)[-2:]
+        at = [f"{Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames]
+    name = re.sub(r"(?<![\w.:/])(/[^\s'\",:]+)", lambda found: Path(found[1]).name, name)
+    return {"id": run.digest(), "settings": run.model_dump(mode="json"), "error": name, "at": at}
 
 
 def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:

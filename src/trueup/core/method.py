@@ -42,6 +42,8 @@ class Method:
     """Forget everything after each batch."""
 
     info: ClassVar[Info]
+    features_only: ClassVar[bool] = False
+    """Whether it looks at features and scores alone, so that several methods can share one pass of the backbone."""
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""

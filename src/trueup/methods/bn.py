@@ -13,6 +13,7 @@ class Bn(Method):
 
     norm: str = "batch"
 
+    features_only = True
     info = Info(
         name="bn",
         title="BatchNorm adaptation",

@@ -24,6 +24,7 @@ class Lame(Method):
     symmetric: bool = False
     """Make "knn" symmetric: the mean of W and its transpose."""
 
+    features_only = True
     info = Info(
         name="lame",
         title="LAME",

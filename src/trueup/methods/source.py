@@ -11,4 +11,5 @@ from trueup.core.registry import register
 class Source(Method):
     """No adaptation: the paper's ERM row."""
 
+    features_only = True
     info = Info(name="source", title="No adaptation", paper="Vapnik, Statistical Learning Theory, 1998 (ERM)")

@@ -20,6 +20,7 @@ class T3a(Method):
     per_class: int | None = 100
     """How many features of lowest entropy each class keeps; None keeps all."""
 
+    features_only = True
     info = Info(
         name="t3a",
         title="T3A",

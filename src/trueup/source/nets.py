@@ -39,6 +39,11 @@ def build(name: str, classes: int, *, weights: str = "none", size: int = 224) ->
     return model
 
 
+def check_network(name: str) -> None:
+    """Refuse a name that no library knows; a user's own function is not called yet."""
+    _find(name)
+
+
 def _find(name: str) -> tuple[str, str]:
     """Who makes the network, and what it is called there."""
     if ":" in name:
