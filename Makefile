@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint bench mutants clean
 
 demo: .venv/ready
-	@$(BIN)/python examples/compare_methods.py
+	@$(BIN)/trueup demo
 
 test: .venv/ready lint
 	$(BIN)/python -m pytest -n 2
@@ -17,6 +17,7 @@ lint: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/imports.py
+	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/step.py
 

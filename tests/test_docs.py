@@ -30,7 +30,7 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bank.py", "imports.py", "step.py"])
+@pytest.mark.parametrize("name", ["bank.py", "imports.py", "loading.py", "step.py"])
 def test_benchmark_runs(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / name), "--quick"], check=True, capture_output=True, text=True

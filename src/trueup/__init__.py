@@ -4,6 +4,8 @@
 >>> logits = adapter(x)  # predicts, then adapts
 """
 
+from typing import Any
+
 from trueup import methods  # noqa: F401  (registers them)
 from trueup.core.adapter import Adapter, adapt
 from trueup.core.method import GradientMethod, Info, Method
@@ -23,4 +25,14 @@ __all__ = [
     "get_method",
     "list_methods",
     "register",
+    "run",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`trueup.run`, one run of the benchmark: it brings what only the benchmark needs, so it waits until asked for."""
+    if name == "run":
+        from trueup.bench.sweep import run
+
+        return run
+    raise AttributeError(f"module 'trueup' has no attribute {name!r}")
