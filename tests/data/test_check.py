@@ -147,6 +147,17 @@ def test_of_many_broken_images_all_are_listed_and_a_few_are_named(tmp_path: Path
     assert problem.endswith("and 4 more")
 
 
+def test_of_more_images_than_are_opened_at_a_time_every_broken_one_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "day/cat").mkdir(parents=True)
+    for i in range(600):
+        (tmp_path / f"day/cat/{i:03}.png").touch()
+    told: list[tuple[int, int]] = []
+    report = check("folder", tmp_path, progress=lambda done, of: told.append((done, of)))
+    assert report.broken == [f"day/cat/{i:03}.png" for i in range(600)]
+    assert len(told) > 1
+    assert told[-1] == (600, 600)
+
+
 def test_files_are_not_opened_if_not_asked_for(root: Path) -> None:
     (root / "day/cat/0.jpg").write_bytes(b"")
     told: list[tuple[int, int]] = []

@@ -275,8 +275,21 @@ def test_a_path_that_leaves_the_root_is_refused(tmp_path: Path, path: str) -> No
 def test_an_absolute_path_is_refused_even_if_it_is_there(tmp_path: Path) -> None:
     put(tmp_path, "photo/dog/1.jpg")
     (tmp_path / "photo_test.txt").write_text(f"{tmp_path}/photo/dog/1.jpg 1\n")
-    with pytest.raises(ValueError, match="expected `domain/class/image number`"):
+    with pytest.raises(ValueError, match="expected `photo/class/image number`"):
         open_dataset("pacs", tmp_path)
+
+
+def test_a_list_may_not_name_the_images_of_another_domain(tmp_path: Path) -> None:
+    put(tmp_path, "photo/dog/1.jpg", "sketch/dog/1.jpg")
+    (tmp_path / "photo_test.txt").write_text("sketch/dog/1.jpg 1\n")
+    with pytest.raises(ValueError, match="expected `photo/class/image number`"):
+        open_dataset("pacs", tmp_path)
+
+
+def test_one_image_spelt_in_two_ways_counts_once(tmp_path: Path) -> None:
+    put(tmp_path, "photo/dog/1.jpg")
+    (tmp_path / "photo_test.txt").write_text("photo/dog/1.jpg 1\n./photo/dog/1.jpg 1\n")
+    assert len(open_dataset("pacs", tmp_path).domain("photo").labels) == 1
 
 
 def test_one_class_with_two_numbers_is_refused(tmp_path: Path) -> None:

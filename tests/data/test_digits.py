@@ -119,20 +119,17 @@ def test_labels_say_what_is_to_be_seen(name: str) -> None:
     assert model.score(flat[1500:], domain.labels[1500:]) > 0.5
 
 
-def test_the_domains_differ_in_their_mean_colour() -> None:
-    means = {name: digits.domain(name).images.mean(axis=(0, 1, 2)) for name in digits.DOMAINS}
-    assert all(np.linalg.norm(means[a] - means[b]) > 30 for a, b in combinations(digits.DOMAINS, 2))
-
-
-def test_the_domains_differ_in_polarity_and_colourfulness() -> None:
-    brighter = {
-        n: float((middle(digits.domain(n).images) > border(digits.domain(n).images)).mean()) for n in digits.DOMAINS
-    }
-    assert brighter["hand"] > 0.99
-    assert brighter["type"] < 0.01
+def test_the_domains_differ_in_light_contrast_polarity_and_colour() -> None:
+    images = {name: digits.domain(name).images.astype(int) for name in digits.DOMAINS}
+    light = {name: x.mean() for name, x in images.items()}
+    assert light["neon"] < 90 < light["hand"] < 150 < light["type"]
+    contrast = {name: x.mean(axis=3).std(axis=(1, 2)).mean() for name, x in images.items()}
+    assert 2 * contrast["hand"] < min(contrast[name] for name in ("type", "poster", "neon"))
+    brighter = {name: float((middle(digits.domain(name).images) > border(x)).mean()) for name, x in images.items()}
+    assert max(brighter["hand"], brighter["type"]) < 0.01
     assert brighter["neon"] > 0.95
     assert 0.3 < brighter["poster"] < 0.7
-    colour = {n: np.ptp(digits.domain(n).images.astype(int), axis=3).mean() for n in digits.DOMAINS}
+    colour = {name: np.ptp(x, axis=3).mean() for name, x in images.items()}
     assert colour["hand"] == 0
     assert min(colour["poster"], colour["neon"]) > 20
 

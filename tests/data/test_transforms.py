@@ -121,10 +121,10 @@ def test_crops_of_a_square_reach_every_side_and_shape() -> None:
 @pytest.mark.parametrize(
     ("shape", "box"),
     [
-        ((10, 1000), (0, 495, 10, 10)),
-        ((1000, 10), (495, 0, 10, 10)),
+        ((10, 1000), (0, 493, 10, 13)),
+        ((1000, 10), (493, 0, 13, 10)),
         ((1, 8), (0, 3, 1, 1)),
-        ((100, 300), (0, 100, 100, 100)),
+        ((100, 300), (0, 83, 100, 133)),
     ],
 )
 def test_of_a_very_long_image_the_middle_is_taken(shape: tuple[int, int], box: tuple[int, int, int, int]) -> None:
@@ -133,7 +133,7 @@ def test_of_a_very_long_image_the_middle_is_taken(shape: tuple[int, int], box: t
 
 def test_only_the_crop_is_seen() -> None:
     image = np.zeros((10, 1000, 3), dtype=np.uint8)
-    image[:, 495:505] = 100
+    image[:, 493:506] = 100
     out = domainbed(image, 8, np.random.default_rng(0))
     assert len(np.unique(out)) == 1
     assert 70 <= out[0, 0, 0] <= 130
@@ -151,7 +151,7 @@ def test_a_grey_wall_changes_by_the_brightness_alone() -> None:
     assert 125 < level.max() <= 131
 
 
-def test_hue_moves_by_three_tenths_at_most_and_grey_comes_one_time_in_ten() -> None:
+def test_hue_moves_by_three_tenths_saturation_changes_and_grey_comes_one_time_in_ten() -> None:
     rng = np.random.default_rng(0)
     outs = np.array([domainbed(plain((140, 100, 100), 4), 4, rng)[0, 0] for _ in range(1000)], dtype=int)
     grey = np.ptp(outs, axis=1) == 0
@@ -161,9 +161,10 @@ def test_hue_moves_by_three_tenths_at_most_and_grey_comes_one_time_in_ten() -> N
     assert np.abs(turn).max() < 0.32
     assert turn.min() < -0.27
     assert turn.max() > 0.27
-    spread = np.ptp(outs[~grey], axis=1)  # saturation and contrast
-    assert spread.min() < 28
-    assert spread.max() > 52
+    # Colour against light was 40 to 113, up to 127 in other hues; contrast alone makes 0.22 to 0.46 of it.
+    strength = np.ptp(outs[~grey], axis=1) / outs[~grey].mean(axis=1)
+    assert strength.min() < 0.2
+    assert strength.max() > 0.5
 
 
 def test_contrast_changes_about_the_mean() -> None:

@@ -74,6 +74,7 @@ def test_every_field_of_a_recipe_changes_its_hash(field: str) -> None:
 @pytest.mark.parametrize("field", OTHER_TRAINING)
 def test_every_field_of_the_training_changes_the_hash(field: str) -> None:
     training = Training(**{field: OTHER_TRAINING[field]})
+    assert training.digest() != Training().digest()
     assert Recipe(**{**RECIPE, "training": training}).digest() != Recipe(**RECIPE).digest()
 
 

@@ -144,7 +144,7 @@ def get_card(name: str) -> Card:
     import difflib
 
     if name not in CARDS:
-        near = difflib.get_close_matches(name, CARDS, n=1)
+        near = difflib.get_close_matches(name.lower(), CARDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"no dataset is called {name!r}.{hint} There are: {', '.join(CARDS)}, and folder (your own)")
     return CARDS[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -47,7 +47,8 @@ def check(
         get_card(name)
     if card is not None and card.kind == "embedded":
         dataset = open_dataset(name)
-        _count(report, dataset.classes, (dataset.domain(target) for target in dataset.targets))
+        for target in dataset.targets:
+            _count(report, dataset.classes, [dataset.domain(target)], as_one=target)
         _compare(report, card)
         return report
     if root is None or not Path(root).is_dir():
@@ -81,18 +82,23 @@ def _check_folders(report: Report, card: Card | None, root: Path) -> None:
 
 def _check_corruptions(report: Report, card: Card, root: Path) -> None:
     """Every corruption at every severity, and the clean set where models are trained on it."""
+    told = set()
     for corruption in CORRUPTIONS:
-        try:
-            if card.name == "imagenet-c":
-                parts: list[Domain] = [imagenet.domain(root, f"{corruption}-{s}") for s in range(1, 6)]
-                _count(report, imagenet.class_names(), parts, as_one=corruption)
-            else:
-                _, labels = cifar.read_corrupted(root, corruption)
-                counts = np.bincount(labels, minlength=card.classes)
-                names = cifar.class_names(card.name, root)
-                report.counts[corruption] = {name: int(n) for name, n in zip(names, counts, strict=True)}
-        except ValueError as error:
-            report.problems.append(str(error))
+        for severity in range(1, 6):
+            try:
+                part = (
+                    imagenet.domain(root, f"{corruption}-{severity}")
+                    if card.name == "imagenet-c"
+                    else cifar.domain(card.name, root, f"{corruption}-{severity}")
+                )
+                names = imagenet.class_names() if card.name == "imagenet-c" else cifar.class_names(card.name, root)
+                _count(report, names, [part], as_one=corruption)
+            except ValueError as error:
+                told.add(corruption)
+                if str(error) not in report.problems:  # labels.npy is missing for all of them
+                    report.problems.append(str(error))
+        if card.name == "imagenet-c" and corruption in report.counts:
+            report.others += imagenet.others(root, corruption)
     if card.name != "imagenet-c":
         report.classes = cifar.class_names(card.name, root)
         try:
@@ -101,7 +107,7 @@ def _check_corruptions(report: Report, card: Card, root: Path) -> None:
                 report.problems.append(f"the clean set has {len(labels):,} images; 50,000 are expected")
         except ValueError as error:
             report.problems.append(str(error))
-    _compare(report, card)
+    _compare(report, card, told)
 
 
 def _count(report: Report, classes: tuple[str, ...], domains: Iterable[Domain], as_one: str | None = None) -> None:
@@ -113,7 +119,7 @@ def _count(report: Report, classes: tuple[str, ...], domains: Iterable[Domain], 
             total[label] += int(n)
 
 
-def _compare(report: Report, card: Card) -> None:
+def _compare(report: Report, card: Card, told: Collection[str] = ()) -> None:
     """Say where the counts differ from the card's."""
     if report.classes and len(report.classes) != card.classes:
         report.problems.append(f"{len(report.classes)} classes; the card says {card.classes}")
@@ -121,7 +127,7 @@ def _compare(report: Report, card: Card) -> None:
         report.problems.append(f"classes are {_few(report.classes)}; the card says {_few(card.class_names)}")
     for name, expected in card.domains.items():
         if name not in report.counts:
-            if not any(name in problem for problem in report.problems):
+            if name not in told:
                 report.problems.append(f"{name} is missing: {card.layout}")
             continue
         found = report.counts[name]

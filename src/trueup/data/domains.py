@@ -88,7 +88,12 @@ def decode(path: Path, size: int | None = None) -> Image:
         with Pillow.open(path) as file:
             if size is not None:
                 file.draft("RGB", (size, size))  # lets JPEG decode at a fraction of the resolution, never below size
-            image = file.convert("RGB")
+            if file.mode.startswith("I;16"):  # Pillow would clip at 255 instead of scaling
+                image = Pillow.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
+            elif "transparency" in file.info:  # by way of RGBA, or Pillow warns
+                image = file.convert("RGBA").convert("RGB")
+            else:
+                image = file.convert("RGB")
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Pillow.Resampling.BILINEAR)
         return np.asarray(image)
@@ -98,8 +103,8 @@ def decode(path: Path, size: int | None = None) -> Image:
 
 def parse_corruption(name: str) -> tuple[str, int]:
     """The corruption and severity that a domain's name means: "fog-3", or "fog" for severity 5."""
-    corruption, _, severity = name.partition("-")
-    if corruption not in CORRUPTIONS or severity not in ("", "1", "2", "3", "4", "5"):
+    corruption, dash, severity = name.partition("-")
+    if corruption not in CORRUPTIONS or (dash and severity not in ("1", "2", "3", "4", "5")):
         raise ValueError(f"no domain is called {name!r}; there are NAME or NAME-SEVERITY: {', '.join(CORRUPTIONS)}")
     return corruption, int(severity or 5)
 

@@ -54,6 +54,8 @@ class Place:
 
     def find(self, i: int) -> tuple[Domain, int]:
         """The domain of image i, and its number there."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"no image {i} among {len(self)}")
         d = int(np.searchsorted(self.starts, i, side="right")) - 1
         return self.domains[d], int(i - self.starts[d])
 

@@ -56,8 +56,9 @@ def crop_box(height: int, width: int, rng: Random) -> tuple[int, int, int, int]:
         h, w = round(np.sqrt(area / ratio)), round(np.sqrt(area * ratio))
         if 0 < h <= height and 0 < w <= width:
             return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
-    side = min(height, width)  # no such part fits a very long image: its middle
-    return (height - side) // 2, (width - side) // 2, side, side
+    # No such part fits a very long image: its middle, with sides as unequal as allowed.
+    h, w = min(height, round(width * 4 / 3)), min(width, round(height * 4 / 3))
+    return (height - h) // 2, (width - w) // 2, h, w
 
 
 TRANSFORMS: dict[str, Callable[[Image, int, Random], Image]] = {"none": none, "shift": shift, "domainbed": domainbed}

@@ -6,7 +6,8 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 
-from trueup.report.tables import Cell, Column, Table, known
+from trueup.report.metrics import known
+from trueup.report.tables import Cell, Column, Table
 
 MISSING = "–"
 GAP = "  "

@@ -1,11 +1,12 @@
 """Tables as pure functions of records: what is averaged with what, and what is compared to what."""
 
-import difflib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from trueup.report.metrics import METRICS, Metric, known
 
 Record = Mapping[str, Any]
 Run = tuple[Any, Any]  # the seed, and that of the source training where the recipe has one of its own
@@ -13,36 +14,6 @@ Run = tuple[Any, Any]  # the seed, and that of the source training where the rec
 WITHIN = ("method", "hyper", "select", "target", "seed")  # settings that may differ inside a table
 WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe
 SELECT = {"default": "", "source": "searched", "oracle": "oracle"}  # how a row's label says it
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What a table shows: where records keep it, how it is written, which end is good."""
-
-    name: str
-    title: str
-    section: Literal["results", "cost"]
-    lower: bool = False
-    percent: bool = False
-    digits: int = 1
-
-    def text(self, value: float, sign: str = "") -> str:
-        """The number as printed; `z` keeps a rounded -0.04 from becoming -0.0."""
-        return f"{value * (100 if self.percent else 1):{sign}z.{self.digits}f}"
-
-
-METRICS = {
-    metric.name: metric
-    for metric in (
-        Metric("accuracy", "accuracy in %", "results", percent=True),
-        Metric("macro", "accuracy averaged over classes in %", "results", percent=True),
-        Metric("ece", "expected calibration error in %", "results", percent=True, lower=True),
-        Metric("nll", "negative log-likelihood", "results", lower=True, digits=3),
-        Metric("images_per_second", "images per second", "cost"),
-        Metric("peak_memory_mb", "peak memory in MB", "cost", lower=True),
-        Metric("seconds", "seconds per run", "cost", lower=True, digits=2),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -127,15 +98,6 @@ def tables(records: Iterable[Record], *, metric: str = "accuracy", order: Sequen
     return [_table(group, METRICS[metric], order) for group in groups.values()]
 
 
-def known(name: str, names: Collection[str], kind: str) -> str:
-    """The name, if it is one of these."""
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"no {kind} is called {name!r}{hint} There are: {', '.join(names)}")
-    return name
-
-
 def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Table:
     # A target where every run failed stays a column: without it `average` would mean something else.
     seen = dict.fromkeys(_target(record) for record in group)
@@ -148,7 +110,8 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
     rows = [_row(line, base, columns, targets) for line in lines]
     for at, column in enumerate(columns):
         _mark(rows, at, column)
-    notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *_doubts(group, repeated)]
+    notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *_variants(lines)]
+    notes += _doubts(group, repeated)
     return Table(
         title=f"{_shared(group[0]).get('dataset')}: {metric.title}, {'lower' if metric.lower else 'higher'} is better",
         caption=_caption(group, rows, columns, base),
@@ -180,14 +143,32 @@ def _lines(records: Sequence[Record]) -> tuple[list[_Line], int]:
 
 
 def _label(line: _Line, family: Sequence[_Line]) -> str:
+    """The method, with what sets this row apart from the usual one of its family."""
     words = []
     for name, value in line.hyper.items():
-        differs = len({_key(other.hyper[name]) for other in family if name in other.hyper}) > 1
         # A search over other hyper-parameters leaves others fixed; only its own kind can be told apart by that.
         lacking = any(name not in other.hyper for other in family if other.select == line.select)
-        words += [f"{name}={json.dumps(value, ensure_ascii=False)}"] if differs or lacking else []
+        if lacking or _key(value) != _key(_usual(name, family)):
+            words.append(f"{name}={json.dumps(value, ensure_ascii=False)}")
     words += [SELECT[line.select]] if SELECT[line.select] else []
     return f"{line.method} ({', '.join(words)})" if words else line.method
+
+
+def _usual(name: str, family: Sequence[_Line]) -> Any:
+    """The value of a hyper-parameter that most rows of a method have; of equals the first."""
+    values = [line.hyper[name] for line in family if name in line.hyper]
+    return max(values, key=lambda value: [_key(other) for other in values].count(_key(value)))
+
+
+def _variants(lines: Sequence[_Line]) -> list[str]:
+    """For each method with several rows: what a row has where its label does not say."""
+    notes = []
+    for method in dict.fromkeys(line.method for line in lines):
+        family = [line for line in lines if line.method == method]
+        names = [n for n in family[0].hyper if len({_key(a.hyper[n]) for a in family if n in a.hyper}) > 1]
+        usual = ", ".join(f"{name}={json.dumps(_usual(name, family), ensure_ascii=False)}" for name in names)
+        notes += [f"{method}, where its label says nothing else: {usual}"] if names else []
+    return notes
 
 
 def _row(line: _Line, base: _Line | None, columns: Sequence[Column], targets: Sequence[str]) -> Row:
@@ -291,7 +272,7 @@ def _doubts(group: Sequence[Record], repeated: int) -> list[str]:
     """What a careful reader would want to know before trusting the numbers."""
     done = [record for record in group if _done(record)]
     broken = [record for record in done if record["results"].get("broken")]
-    notes = [f"runs with broken answers ({len(broken)}): {_names(broken)}"] if broken else []
+    notes = [f"runs with images that could not be read ({len(broken)}): {_names(broken)}"] if broken else []
     notes += [f"runs repeated with the same settings ({repeated}): the last counts"] if repeated else []
     environments = [record.get("environment") or {} for record in done]
     for name in dict.fromkeys(name for environment in environments for name in environment):

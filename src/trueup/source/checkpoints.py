@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.source.foreign import load_foreign
+from trueup.source.foreign import load_foreign, misfits, refuse
 from trueup.source.nets import build
 from trueup.source.recipe import Recipe
 
@@ -54,7 +54,10 @@ def read_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     """A finished model of ours and what its file says of it; the network is built from the recipe inside."""
     tensors, header = files.read(path, KIND)
     recipe = Recipe(**header["recipe"])
+    if "report" not in header:
+        raise ValueError(f"{path} is an unfinished training; the same command goes on with it")
     model = build(recipe.network, recipe.classes, size=recipe.training.size)
+    refuse(misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
     return model.eval(), header
 

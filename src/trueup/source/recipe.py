@@ -61,7 +61,7 @@ class Recipe(Settings):
 
     dataset: str
     data: str = Field("", description="fingerprint of the files, for datasets on disk")
-    sources: tuple[str, ...]
+    sources: tuple[str, ...] = Field(min_length=1)
     classes: int
     network: str
     weights: str = Field("none", description="none, imagenet, or the SHA-256 of a file")
@@ -76,7 +76,10 @@ class Recipe(Settings):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {"iterations": 400, "lr": 2e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100},
+    "digits": {
+        "iterations": 600, "batch": 16, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100,
+    },
+    "digits-c": {"batch": 48},
     "cifar": {
         "iterations": 29_250, "batch": 128, "lr": 0.1, "optimizer": "sgd", "weight_decay": 5e-4, "augment": "shift",
         "normalize": "half", "size": 32, "holdout": 0.1, "every": 1950, "decay_at": (2 / 3, 13 / 15),
@@ -96,7 +99,9 @@ def training_for(dataset: str, given: dict[str, Any] | None = None) -> Training:
     for start, preset in PRESETS.items():
         if dataset.startswith(start):
             values |= preset
-    if (given or {}).get("algorithm") == "swad":
-        every, tolerance = SWAD_EVERY.get(dataset, (100, 0.3))
+    given = given or {}
+    if given.get("algorithm") == "swad":
+        every, tolerance = next((v for k, v in SWAD_EVERY.items() if dataset.startswith(k)), (100, 0.3))
+        every = given.get("every", every)
         values |= {"every": every, "first": every, "tolerance": tolerance}
-    return Training(**{**values, **(given or {})})
+    return Training(**{**values, **given})

@@ -46,11 +46,15 @@ class Swad:
                 self.threshold = (1 + self.tolerance) * sum(last) / self.converge
             elif len(self.waiting) == self.converge:
                 self.waiting.popleft()
-        elif min(self.losses[-self.tolerate :]) > self.threshold:
+        elif self._passed(self.threshold):
             self.end = len(self.losses) - 1 - self.tolerate
         while self.threshold is not None and len(self.waiting) > self.tolerate:
             self._take(self.waiting.popleft())
         return self.end is not None
+
+    def _passed(self, threshold: float) -> bool:
+        """Whether the last losses, all after the start, lie above the threshold."""
+        return len(self.losses) - self.tolerate > (self.start or 0) and min(self.losses[-self.tolerate :]) > threshold
 
     def average(self) -> Weights:
         """The mean over the segments from start to end, as it stands now."""

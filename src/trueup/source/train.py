@@ -25,7 +25,8 @@ from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import Loader, Place, ahead
 from trueup.data.streams import batches
 from trueup.data.transforms import TRANSFORMS
-from trueup.source.checkpoints import KIND, Store, named, part
+from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part
+from trueup.source.foreign import misfits, refuse
 from trueup.source.nets import build
 from trueup.source.recipe import Recipe, Training
 from trueup.source.split import split
@@ -51,7 +52,12 @@ def train(
     keep_every: seconds between saves of an unfinished training.
     """
     if store.has(recipe):
+        store.partial(recipe).unlink(missing_ok=True)
         return store.path(recipe)
+    if weights is not None and digest_of_file(weights) != recipe.weights:
+        raise ValueError(f"{weights} is {digest_of_file(weights)}; the recipe's weights are {recipe.weights}")
+    for stale in store.folder.glob(f".{recipe.name}.*.partial"):  # of a kill in the middle of a save
+        stale.unlink(missing_ok=True)
     devices: list[int] = []
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(recipe.seed)
@@ -84,6 +90,7 @@ class _Run:
         self.kept: dict[str, Tensor] = {}
         self.history: list[dict[str, float]] = []
         self.broken: set[str] = set()
+        self.loaders: dict[str, Loader] = {}
 
     def train(self, store: Store, threads: int, keep_every: float, progress: Progress) -> None:
         """All steps from where it stands, then the weights that are kept."""
@@ -94,7 +101,9 @@ class _Run:
         with ThreadPoolExecutor(threads) as pool:
             for i, (x, y) in self.batches(pool, range(self.done, total)):
                 progress(i, total)
-                self.step(i, x, y)
+                if len(y):
+                    self.step(i, x, y)
+                self.done = i + 1
                 if self.validates(i + 1) and self.validate(threads):
                     break
                 # Saving never takes more than a twentieth of the time.
@@ -110,7 +119,9 @@ class _Run:
         """The batch of each step, read and augmented ahead of time."""
         for i, waiting in ahead(steps, lambda i: [pool.submit(self.read, *item) for item in self.draw(i)], 3):
             read = [result for future in waiting for result in future.result()]
-            if read:
+            if not read:
+                yield i, (torch.empty(0), torch.empty(0))
+            else:
                 x = Loader(Place(()), self.settings.size, self.settings.normalize).tensor([image for image, _ in read])
                 yield i, (x, torch.tensor([label for _, label in read]))
 
@@ -146,7 +157,7 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         loss = F.cross_entropy(self.model(x), y)
         if not bool(loss.isfinite()):
-            raise ValueError(f"the loss is {float(loss)} at iteration {i}; lower lr={self.settings.lr}")
+            raise ValueError(f"the loss is {loss.item()} at iteration {i}; lower lr={self.settings.lr}")
         loss.backward()
         self.optimizer.step()
         self.done = i + 1
@@ -171,15 +182,22 @@ class _Run:
 
     def scores(self, threads: int) -> tuple[float, float]:
         """Accuracy and loss on what is held out, mean over domains."""
-        scores = [self.evaluate(d, held, threads) for d, (_, held) in zip(self.domains, self.parts, strict=True)]
+        each = [self.evaluate(d, held, threads) for d, (_, held) in zip(self.domains, self.parts, strict=True)]
+        scores = [score for score in each if score is not None]
+        if not scores:
+            raise ValueError("no held-out image can be read; a source domain needs at least three images of a class")
         accuracy, loss = np.mean(scores, axis=0).tolist()
+        if not np.isfinite(loss):
+            where = f"on held-out images after {self.done} iterations"
+            raise ValueError(f"the loss is {loss} {where}; lower lr={self.settings.lr}")
         return accuracy, loss
 
     @torch.no_grad()
-    def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float]:
-        """Accuracy and mean loss of the model as it is."""
+    def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float] | None:
+        """Accuracy and mean loss of the model as it is; None where nothing is held out."""
         self.model.eval()
-        loader = Loader(Place([domain]), self.settings.size, self.settings.normalize, threads=threads)
+        fresh = Loader(Place([domain]), self.settings.size, self.settings.normalize, threads=threads)
+        loader = self.loaders.setdefault(domain.name, fresh)  # one for all validations: it names broken files once
         right, loss, n = 0, 0.0, 0
         for x, at in loader.batches(list(batches(held, 128))):
             y = torch.from_numpy(domain.labels[at])
@@ -187,14 +205,18 @@ class _Run:
             right += int((logits.argmax(dim=1) == y).sum())
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             n += len(y)
-        return right / max(n, 1), loss / max(n, 1)
+        self.broken |= set(loader.broken.values())
+        return (right / n, loss / n) if n else None
 
     def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Put the kept weights into the model; after SWAD estimate the statistics of BatchNorm layers anew."""
         if self.settings.algorithm == "swad" and self.settings.iterations:
             self.model.load_state_dict(self.swad.average(), strict=False)
             first = self.settings.iterations
-            refresh(self.model, (x for _, (x, _) in self.batches(pool, range(first, first + self.settings.refresh))))
+            torch.manual_seed(1_000_003 * self.recipe.seed + first)
+            fresh = self.batches(pool, range(first, first + self.settings.refresh))
+            if self.settings.refresh:
+                refresh(self.model, (x for _, (x, _) in fresh if len(x)))
             self.best = _Best(self.scores(threads)[0], self.done)
         elif self.kept:
             self.model.load_state_dict(self.kept)
@@ -202,8 +224,8 @@ class _Run:
 
     def report(self) -> dict[str, Any]:
         """What to remember of the training."""
-        kept: dict[str, Any] = vars(self.best) if self.history else {}
-        if self.settings.algorithm == "swad":
+        kept: dict[str, Any] = dict(vars(self.best)) if self.history else {}
+        if self.history and self.settings.algorithm == "swad":
             kept |= {"start": self.swad.start, "end": self.swad.end, "segments": len(self.swad.losses)}
         return {"history": self.history, "kept": kept, "broken": sorted(self.broken)}
 
@@ -235,6 +257,9 @@ class _Run:
         """Go on from a saved state; a file that cannot be read is named and training starts anew."""
         try:
             tensors, header = files.read(file, KIND)
+            if header["recipe"] != self.recipe.model_dump(mode="json"):
+                raise ValueError(f"{file} belongs to another recipe")
+            refuse(misfits(self.model.state_dict(), part(tensors, "model")), file)
         except ValueError as error:
             log.warning("training starts anew: %s", error)
             return
@@ -242,8 +267,12 @@ class _Run:
         self.kept = part(tensors, "kept")
         self.swad.restore(part(tensors, "swad"), header["swad"])
         moments: dict[int, dict[str, Tensor]] = {}
+        parameters = list(self.model.parameters())
         for name, tensor in part(tensors, "optimizer").items():
             i, _, key = name.partition(".")
+            like = parameters[int(i)]
+            if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
+                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
             moments.setdefault(int(i), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         self.done, self.best, self.history = header["done"], _Best(**header["best"]), header["history"]

@@ -27,12 +27,12 @@ def domain(name: str, root: Path, which: str) -> Domain:
         images, labels = read_clean(name, root)
         return ArrayDomain("clean", images, labels)
     corruption, severity = parse_corruption(which)
-    images, labels = read_corrupted(root, corruption)
+    images, labels = read_corrupted(name, root, corruption)
     rows = slice((severity - 1) * ROWS, severity * ROWS)
     return ArrayDomain(which, images[rows], labels[rows])
 
 
-def read_corrupted(root: Path, corruption: str) -> tuple[Image, Labels]:
+def read_corrupted(name: str, root: Path, corruption: str) -> tuple[Image, Labels]:
     """All five severities of a corruption; the images stay on disk until they are read."""
     images = _array(root / f"{corruption}.npy")
     labels = _array(root / "labels.npy")
@@ -40,6 +40,11 @@ def read_corrupted(root: Path, corruption: str) -> tuple[Image, Labels]:
         raise ValueError(f"{corruption}.npy has {images.dtype} {images.shape}; expected uint8 ({5 * ROWS}, 32, 32, 3)")
     if labels.shape != (5 * ROWS,):
         raise ValueError(f"labels.npy has shape {labels.shape}; expected ({5 * ROWS},)")
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels.npy has {labels.dtype}; expected whole numbers")
+    if np.any((labels < 0) | (labels >= (classes := _clean(name, root)[2]))):
+        wrong = labels[(labels < 0) | (labels >= classes)][0]
+        raise ValueError(f"labels.npy has a label {wrong}; expected 0 to {classes - 1}")
     return images, labels.astype(np.int64)
 
 
@@ -71,6 +76,6 @@ def _array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     if not path.is_file():
         raise ValueError(f"{path.name} is missing in {path.parent.name}/")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path.name} is no array of numbers: {error}") from error

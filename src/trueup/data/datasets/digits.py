@@ -98,9 +98,10 @@ def _faces() -> list[Path]:
 
 
 def hand(masks: Masks, rng: np.random.Generator) -> Masks:
-    """As scanned: light grey strokes on black, a little grain."""
-    light = rng.uniform(0.75, 1.0, size=(len(masks), 1, 1)) * masks
-    return _grey(0.04 + 0.9 * light + rng.normal(0, 0.02, size=masks.shape))
+    """Pencil on grey paper, with its grain."""
+    paper = rng.uniform(0.5, 0.6, size=(len(masks), 1, 1))
+    stroke = rng.uniform(0.2, 0.25, size=(len(masks), 1, 1)) * masks
+    return _grey(paper - stroke + rng.normal(0, 0.03, size=masks.shape))
 
 
 def printed(masks: Masks, rng: np.random.Generator) -> Masks:
@@ -114,7 +115,7 @@ def printed(masks: Masks, rng: np.random.Generator) -> Masks:
 def poster(masks: Masks, rng: np.random.Generator) -> Masks:
     """Painted in one colour on a wall of patches of others."""
     patches = ndimage.gaussian_filter(rng.normal(size=(len(masks), SIZE, SIZE, 3)), sigma=(0, 5, 5, 0))
-    patches = 0.5 + 0.13 * patches / patches.std(axis=(1, 2, 3), keepdims=True)
+    patches = 0.5 + 0.1 * patches / patches.std(axis=(1, 2, 3), keepdims=True)
     shift = rng.uniform(0.4, 0.6, size=(len(masks), 1, 1, 3)) * rng.choice([-1, 1], size=(len(masks), 1, 1, 1))
     return np.asarray(patches + shift * masks[..., None])
 
@@ -124,7 +125,7 @@ def neon(masks: Masks, rng: np.random.Generator) -> Masks:
     soft = ndimage.gaussian_filter(masks, sigma=(0, 0.6, 0.6))
     edge = np.hypot(ndimage.sobel(soft, axis=1), ndimage.sobel(soft, axis=2))
     edge = np.clip(edge / edge.max(axis=(1, 2), keepdims=True), 0, 1)
-    glow = np.clip(0.6 * edge + 0.45 * masks + 0.4 * ndimage.gaussian_filter(edge, sigma=(0, 1.5, 1.5)), 0, 1)
+    glow = np.clip(0.5 * edge + 0.5 * masks + 0.4 * ndimage.gaussian_filter(edge, sigma=(0, 1.5, 1.5)), 0, 1)
     hue = _colour(rng, len(masks), low=(0.1, 0.1, 0.1), high=(1.0, 1.0, 1.0))
     hue /= hue.max(axis=3, keepdims=True)
     wall = _colour(rng, len(masks), low=(0.08, 0.02, 0.15), high=(0.2, 0.1, 0.3))
@@ -147,4 +148,6 @@ def _blend(ground: Masks, ink: Masks, masks: Masks) -> Masks:
 
 
 def _to_uint8(images: Masks) -> NDArray[np.uint8]:
-    return np.clip(255 * images + 0.5, 0, 255).astype(np.uint8)
+    result = np.clip(255 * images + 0.5, 0, 255).astype(np.uint8)
+    result.setflags(write=False)  # it is kept and handed out again
+    return result

@@ -36,7 +36,7 @@ class Tree:
     def fingerprint(self) -> str:
         """A short hash of the names of all images."""
         names = "\n".join(path for files in self.domains.values() for path, _ in files)
-        return hashlib.sha256(names.encode()).hexdigest()[:12]
+        return hashlib.sha256(os.fsencode(names)).hexdigest()[:12]
 
     def domain(self, name: str) -> FileDomain:
         """The images of one domain with their class numbers."""
@@ -58,7 +58,7 @@ def scan(root: Path, card: Card | None = None) -> Tree:
         tree.unknown = [name for name in folders if name not in wanted.values()]
     for name, folder in wanted.items():
         lists = _lists(root, folder) if card is not None else []
-        tree.domains[name] = sorted(_listed(tree, lists) if lists else _walked(tree, folder))
+        tree.domains[name] = sorted(_listed(tree, folder, lists) if lists else _walked(tree, folder))
     tree.domains = {name: files for name, files in tree.domains.items() if files or card is not None}
     if not any(tree.domains.values()):
         expected = (
@@ -74,21 +74,30 @@ def _plain(name: str) -> str:
 
 def _lists(root: Path, folder: str) -> list[Path]:
     """The list files of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt."""
-    return sorted(f for f in root.glob("*.txt") if f.stem == folder or f.stem.startswith(f"{folder}_"))
+    return sorted(f for f in root.glob("*.txt") if _is_list(f.stem, folder))
 
 
-def _listed(tree: Tree, lists: list[Path]) -> Iterator[tuple[str, str]]:
+def _is_list(stem: str, folder: str) -> bool:
+    """Is it the domain's name, or does it start with it and an underscore, whatever the case and blanks?"""
+    parts = stem.split("_")
+    return any(_plain("".join(parts[:n])) == _plain(folder) for n in range(1, len(parts) + 1))
+
+
+def _listed(tree: Tree, folder: str, lists: list[Path]) -> Iterator[tuple[str, str]]:
     """The images that the lists name, each once. The class is the folder; the number beside the path must agree."""
     numbers: dict[str, str] = {}
     seen: set[str] = set()
     for file in lists:
         for n, line in enumerate(file.read_text().splitlines(), 1):
             path, _, number = line.strip().rpartition(" ")
+            path = Path(path).as_posix()
             if not line.strip() or path in seen:
                 continue
-            label = Path(path).parent.name
-            if not path or Path(path).is_absolute() or ".." in Path(path).parts or not label:
-                raise ValueError(f"{file.name}, line {n}: expected `domain/class/image number`, not {line!r}")
+            parts = Path(path).parts
+            label = parts[-2] if len(parts) == 3 else ""
+            # A file of another domain would let a target's images into its sources.
+            if not label or parts[0] != folder or ".." in parts or not number.isdecimal():
+                raise ValueError(f"{file.name}, line {n}: expected `{folder}/class/image number`, not {line!r}")
             if numbers.setdefault(label, number) != number:
                 raise ValueError(
                     f"{file.name}, line {n}: class {label} is number {number}, but was {numbers[label]} before"
@@ -108,9 +117,11 @@ def _walked(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
         if not entry.is_dir():
             tree.others.append(f"{folder}/{entry.name}")
             continue
-        for file in sorted(f.name for f in os.scandir(entry.path)):
-            path = f"{folder}/{entry.name}/{file}"
-            if Path(file).suffix.lower() in EXTENSIONS:
+        for file in sorted(os.scandir(entry.path), key=lambda e: e.name):
+            path = f"{folder}/{entry.name}/{file.name}"
+            if file.name.startswith("."):
+                continue
+            if Path(file.name).suffix.lower() in EXTENSIONS and file.is_file():
                 yield path, entry.name
-            elif not file.startswith("."):
+            else:
                 tree.others.append(path)

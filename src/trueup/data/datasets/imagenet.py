@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from trueup.data.domains import Domain, FileDomain, parse_corruption
 GROUPS = ("noise", "blur", "weather", "digital")
 
 
+@cache
 def class_names() -> tuple[str, ...]:
     """The 1,000 synsets in the order that trained networks know."""
     from timm.data.imagenet_info import ImageNetInfo
@@ -33,12 +35,18 @@ def domain(root: Path, which: str) -> Domain:
     files, labels = [], []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name in number:
-            names = sorted(f.name for f in path.iterdir() if f.suffix.lower() in EXTENSIONS)
+            names = sorted(f.name for f in path.iterdir() if f.suffix.lower() in EXTENSIONS and f.name[0] != ".")
             files += [f"{path.relative_to(root)}/{name}" for name in names]
             labels += [number[path.name]] * len(names)
     if not files:
         raise ValueError(f"{corruption}/{severity} holds no folders of synsets such as n01440764 with images in them")
     return FileDomain(which, root, files, np.array(labels, dtype=np.int64))
+
+
+def others(root: Path, corruption: str) -> list[str]:
+    """Files of a corruption's synset folders that are no images."""
+    files = sorted(find(root, corruption).glob("[1-5]/*/*"))
+    return [str(f.relative_to(root)) for f in files if f.suffix.lower() not in EXTENSIONS and f.name[0] != "."]
 
 
 def find(root: Path, corruption: str) -> Path:

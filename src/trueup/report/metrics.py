@@ -1,0 +1,45 @@
+"""What tables can show: where records keep it, how it is written, which end is good."""
+
+import difflib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a table shows: where records keep it, how it is written, which end is good."""
+
+    name: str
+    title: str
+    section: Literal["results", "cost"]
+    lower: bool = False
+    percent: bool = False
+    digits: int = 1
+
+    def text(self, value: float, sign: str = "") -> str:
+        """The number as printed; `z` keeps a rounded -0.04 from becoming -0.0."""
+        return f"{value * (100 if self.percent else 1):{sign}z.{self.digits}f}"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", "accuracy in %", "results", percent=True),
+        Metric("macro", "accuracy averaged over classes in %", "results", percent=True),
+        Metric("ece", "expected calibration error in %", "results", percent=True, lower=True),
+        Metric("nll", "negative log-likelihood", "results", lower=True, digits=3),
+        Metric("images_per_second", "images per second", "cost"),
+        Metric("peak_memory_mb", "peak memory in MB", "cost", lower=True),
+        Metric("seconds", "seconds per run", "cost", lower=True, digits=2),
+    )
+}
+
+
+def known(name: str, names: Collection[str], kind: str) -> str:
+    """The name, if it is one of these."""
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"no {kind} is called {name!r}{hint} There are: {', '.join(names)}")
+    return name
