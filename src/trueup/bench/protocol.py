@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trueup.bench.environment import peak_memory, watch_memory
 from trueup.bench.metrics import measure
 from trueup.core.adapter import Adapter
-from trueup.core.method import Info, Method
+from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.core.split import HeadNotFoundError, Output, SplitModel
 from trueup.data.loading import Loader, Place
@@ -71,6 +71,7 @@ class Stage:
     prepare: Callable[[], Iterable[Tensor]] | None = None
     """Source images, for methods that want to see some before deployment."""
     passes: dict[str, Pass | None] = field(default_factory=dict)
+    warm: bool = False
 
     def run(self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True) -> Outcome:
         """The method over the whole stream; `share` lets it start from features that another has computed."""
@@ -83,6 +84,7 @@ class Stage:
             )
             seconds, memory = seconds + shared.seconds, shared.memory
         else:
+            self._warm_up(method)
             adapter = Adapter(self.model, method, seed=self.seed).to(self.device)
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
@@ -99,6 +101,13 @@ class Stage:
             "peak_memory_mb": max(memory, peak_memory(self.device)),
         }
         return Outcome(results, cost)
+
+    def _warm_up(self, method: Method) -> None:
+        """The first gradient step of a process costs more than any other; it shall not count for the first method."""
+        if isinstance(method, GradientMethod) and not self.warm:
+            for x, _ in self.loader.batches(self.stream[:1]):
+                Adapter(self.model, method, seed=self.seed).to(self.device)(x.to(self.device))
+            self.warm = True
 
     def online(
         self, adapter: Adapter, stream: Any, progress: Progress

@@ -23,8 +23,8 @@ def demo(
     """Ten digits in four styles: train on three, adapt to the fourth, with the paper's nine methods and three seeds."""
     console = Console()
     console.print(
-        "Digits in four styles – handwriting, type, posters, neon. For each: a small network is trained on the\n"
-        "other three, then meets this one without labels. Nine methods, three seeds; about two minutes.\n"
+        "Digits in four styles: handwriting, type, posters, neon. For each, a small network is trained on the other "
+        "three and then meets this one without labels. Nine methods, three seeds; about two minutes.\n"
     )
     start = time.monotonic()
     fine = perform(make_sweep({"dataset": "digits"}), out, workers=workers)

@@ -13,6 +13,7 @@ Run = tuple[Any, Any]  # the seed, and that of the source training where the rec
 
 WITHIN = ("method", "hyper", "select", "target", "seed")  # settings that may differ inside a table
 WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe
+SWAD = ("converge", "tolerate", "tolerance", "refresh")  # settings of training that only SWAD reads
 SELECT = {"default": "", "source": "searched", "oracle": "oracle"}  # how a row's label says it
 
 
@@ -219,6 +220,8 @@ def _mark(rows: list[Row], at: int, column: Column) -> None:
 def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Column], base: _Line | None) -> str:
     shared = _shared(group[0])
     source = shared.pop("source", {})
+    if source.get("algorithm") != "swad":
+        source = {name: value for name, value in source.items() if name not in SWAD}
     shared.pop("dataset", None)
     runs = [_run(record) for record in group if _done(record)]
     seeds = _sorted(seed for seed, _ in runs)
