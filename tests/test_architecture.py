@@ -25,7 +25,7 @@ ALLOWED = {
     "bench": {"core", "data", "source", "version"},
     "report": {"bench.records"},
     "cli": {"core", "data", "source", "bench", "report", "version", "methods"},
-    "__init__": {"core", "methods", "version", "bench"},
+    "__init__": {"core", "methods", "version", "bench", "data"},
 }
 EXTRAS = "torchvision timm matplotlib ray scipy sklearn pandas PIL pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())

@@ -6,7 +6,7 @@ import trueup
 import trueup.testing
 
 PUBLIC = """
-Adapter GradientMethod Info Method Output SplitModel __version__ adapt get_method list_methods register run
+Adapter GradientMethod Info Method Output SplitModel __version__ adapt get_method list_methods register run streams
 """
 ADAPTER = """
 forward load prepare reset save train unwrap

@@ -26,13 +26,18 @@ __all__ = [
     "list_methods",
     "register",
     "run",
+    "streams",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`trueup.run`, one run of the benchmark: it brings what only the benchmark needs, so it waits until asked for."""
+    """`trueup.run` and `trueup.streams` belong to the benchmark; they bring what only it needs, so they wait."""
     if name == "run":
         from trueup.bench.sweep import run
 
         return run
+    if name == "streams":
+        from trueup.data import streams
+
+        return streams
     raise AttributeError(f"module 'trueup' has no attribute {name!r}")

@@ -53,7 +53,7 @@ def trained(model: nn.Module) -> nn.Module:
 
 # A name, its head and the width of its features: the two repositories' own network, and a small one for the rest.
 RESNET = ("resnet18", "fc", 512)
-SMALL = ("digits-net", "head", 96)
+SMALL = ("digits-net", "head", 128)
 
 
 def fresh(name: str = SMALL[0]) -> nn.Module:
@@ -285,21 +285,21 @@ def test_leftover_names_five_at_most(tmp_path: Path) -> None:
 
 def test_a_leftover_of_the_featurizers_own_head(tmp_path: Path) -> None:
     _, content = domainbed()
-    content["model_dict"]["featurizer.network.head.weight"] = torch.ones(4, 96)
+    content["model_dict"]["featurizer.network.head.weight"] = torch.ones(4, 128)
     assert_refused(saved(content, tmp_path), "head.weight is given twice")
 
 
 def test_misshapen_and_mistyped_values(tmp_path: Path) -> None:
-    for value, said in ((torch.ones(23), r"\(23,\) torch.float32"), (torch.ones(24).long(), r"\(24,\) torch.int64")):
+    for value, said in ((torch.ones(23), r"\(23,\) torch.float32"), (torch.ones(32).long(), r"\(32,\) torch.int64")):
         _, content = domainbed()
         for name in ("featurizer.network.body.1.weight", "network.0.network.body.1.weight"):
             content["model_dict"][name] = value
-        assert_refused(saved(content, tmp_path), rf"body.1.weight is {said}, not \(24,\)")
+        assert_refused(saved(content, tmp_path), rf"body.1.weight is {said}, not \(32,\)")
 
 
 def test_another_number_of_classes(tmp_path: Path) -> None:
-    _, content = domainbed(classifier=nn.Linear(96, 9))
-    assert_refused(saved(content, tmp_path), r"head.weight is \(9, 96\)")
+    _, content = domainbed(classifier=nn.Linear(128, 9))
+    assert_refused(saved(content, tmp_path), r"head.weight is \(9, 128\)")
 
 
 def test_copies_under_network_that_differ(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_copies_under_network_that_differ(tmp_path: Path) -> None:
 
 
 def test_classifiers_of_several_layers_and_weight_norm(tmp_path: Path) -> None:
-    mlp = nn.Sequential(nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 4))
+    mlp = nn.Sequential(nn.Linear(128, 48), nn.ReLU(), nn.Linear(48, 4))
     _, content = domainbed(classifier=mlp)
     assert_refused(saved(content, tmp_path), r"a classifier that is not one linear layer \(classifier.0.weight,")
     _, content = authors()

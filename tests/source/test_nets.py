@@ -188,8 +188,8 @@ def test_other_precision_becomes_float32(dtype: torch.dtype, classes: int, tmp_p
         (lambda s: s.update(extra=torch.ones(2)), "extra is unexpected$"),
         (lambda s: s.update({"body.0.weight": torch.ones(24, 1, 3, 3)}), r"body.0.weight is \(24, 1, 3, 3\)"),
         (
-            lambda s: s.update({"body.1.bias": torch.ones(24).int()}),
-            r"body.1.bias is \(24,\) torch.int32, not \(24,\)$",
+            lambda s: s.update({"body.1.bias": torch.ones(32).int()}),
+            r"body.1.bias is \(32,\) torch.int32, not \(32,\)$",
         ),
         (lambda s: s.pop("head.bias"), "head.bias is missing$"),
         (lambda s: s.update({f"x{i}": torch.ones(2) for i in range(9)}), "(x[0-4] is unexpected; ){5}and 4 more$"),

@@ -104,7 +104,7 @@ class Stage:
 
     def _warm_up(self, method: Method) -> None:
         """The first gradient step of a process costs more than any other; it shall not count for the first method."""
-        if isinstance(method, GradientMethod) and not self.warm:
+        if isinstance(method, GradientMethod) and "prepare" not in method.info.needs and not self.warm:
             for x, _ in self.loader.batches(self.stream[:1]):
                 Adapter(self.model, method, seed=self.seed).to(self.device)(x.to(self.device))
             self.warm = True

@@ -77,7 +77,7 @@ class Recipe(Settings):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
-        "iterations": 600, "batch": 16, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100,
+        "iterations": 450, "batch": 16, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100,
     },
     "digits-c": {"batch": 48},
     "cifar": {
