@@ -113,8 +113,6 @@ def test_labels_say_what_is_to_be_seen(name: str) -> None:
     domain = digits.domain(name)
     flat = domain.images.astype(np.float32).mean(axis=3).reshape(2000, -1)
     flat -= flat.mean(axis=1, keepdims=True)
-    if name == "poster":
-        flat *= np.where(middle(domain.images) < border(domain.images), -1, 1)[:, None]
     model = KNeighborsClassifier(5).fit(flat[:1500], domain.labels[:1500])
     assert model.score(flat[1500:], domain.labels[1500:]) > 0.5
 
@@ -127,8 +125,7 @@ def test_the_domains_differ_in_light_contrast_polarity_and_colour() -> None:
     assert 2 * contrast["hand"] < min(contrast[name] for name in ("type", "poster", "neon"))
     brighter = {name: float((middle(digits.domain(name).images) > border(x)).mean()) for name, x in images.items()}
     assert max(brighter["hand"], brighter["type"]) < 0.01
-    assert brighter["neon"] > 0.95
-    assert 0.3 < brighter["poster"] < 0.7
+    assert min(brighter["poster"], brighter["neon"]) > 0.95
     colour = {name: np.ptp(x, axis=3).mean() for name, x in images.items()}
     assert colour["hand"] == 0
     assert min(colour["poster"], colour["neon"]) > 20

@@ -113,11 +113,11 @@ def printed(masks: Masks, rng: np.random.Generator) -> Masks:
 
 
 def poster(masks: Masks, rng: np.random.Generator) -> Masks:
-    """Painted in one colour on a wall of patches of others."""
+    """Light paint on a wall of coloured patches."""
     patches = ndimage.gaussian_filter(rng.normal(size=(len(masks), SIZE, SIZE, 3)), sigma=(0, 5, 5, 0))
-    patches = 0.5 + 0.1 * patches / patches.std(axis=(1, 2, 3), keepdims=True)
-    shift = rng.uniform(0.4, 0.6, size=(len(masks), 1, 1, 3)) * rng.choice([-1, 1], size=(len(masks), 1, 1, 1))
-    return np.asarray(patches + shift * masks[..., None])
+    patches = 0.45 + 0.13 * patches / patches.std(axis=(1, 2, 3), keepdims=True)
+    paint = rng.uniform(0.35, 0.55, size=(len(masks), 1, 1, 3))
+    return np.asarray(patches + paint * masks[..., None])
 
 
 def neon(masks: Masks, rng: np.random.Generator) -> Masks:
