@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import trueup.core.registry as registry
 from trueup.bench.settings import PAPER, Run, Sweep, make_sweep, read_sweep
 from trueup.core.registry import get_method
 from trueup.data.datasets import open_dataset
@@ -141,7 +142,7 @@ def test_several_datasets_have_their_own_roots_and_defaults(tmp_path: Path) -> N
         ("folder", "a", 128),
         ("folder", "b", 128),
     ]
-    assert found[0].data == ""
+    assert found[0].data == "1"
     assert found[-1].data != ""
 
 
@@ -328,15 +329,15 @@ def test_checkpoints_are_filled_in_for_target_and_seed(tmp_path: Path) -> None:
 
 
 def test_id_of_a_run_never_changes() -> None:
-    assert one().digest() == "6f68fc98248a1e88"
+    assert one().digest() == "68b1644e43b19a59"
 
 
 def test_id_changes_with_every_setting() -> None:
     run, given = one(), Given(checkpoint="sha256:0")
     others: dict[str, Any] = {
         "dataset": "x", "data": "x", "target": "x", "network": "x", "weights": "x", "source": given, "method": "x",
-        "hyper": run.hyper | {"lr": 1e-3}, "seed": 1, "stream": "mixed", "stream_options": {"slots": 1}, "batch": 1,
-        "limit": 1, "reset": True, "select": "source",
+        "code": {"method": "x"}, "hyper": run.hyper | {"lr": 1e-3}, "seed": 1, "stream": "mixed",
+        "stream_options": {"slots": 1}, "batch": 1, "limit": 1, "reset": True, "select": "source",
     }  # fmt: skip
     assert set(others) == set(Run.model_fields)
     found = {run.model_copy(update={name: value}).digest() for name, value in others.items()}
@@ -433,3 +434,53 @@ def test_settings_are_not_changed_by_reading_them() -> None:
     values: dict[str, Any] = {"method": [{"tsd": {"lr": "1e-5"}}], "training": {"lr": "1e-3"}, "target": "hand"}
     make_sweep(values).runs()
     assert values == {"method": [{"tsd": {"lr": "1e-5"}}], "training": {"lr": "1e-3"}, "target": "hand"}
+
+
+def test_flags_are_merged_with_the_files_training(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("training: {iterations: 20, size: 24}\ntarget: hand\nseed: 0\nmethod: tsd\n")
+    (run,) = read_sweep(tmp_path / "s.yaml", {"training": {"lr": 0.5}}).runs()
+    assert isinstance(run.source, Training)
+    assert (run.source.iterations, run.source.size, run.source.lr) == (20, 24, 0.5)
+
+
+MINE = """
+from dataclasses import dataclass
+from trueup import Info, Method, register
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    info = Info(name="mine", title="Mine", paper="none")
+"""
+
+
+def test_a_method_of_ones_own_that_has_changed_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    Path("mine_method.py").write_text(MINE)
+    first = one(method="mine", plugin="mine_method")
+    assert first.code["method"].startswith("sha256:")
+    assert one(method="tsd", plugin="mine_method").code == {}
+    Path("mine_method.py").write_text(MINE + "# changed\n")
+    assert one(method="mine", plugin="mine_method").digest() != first.digest()
+
+
+def test_a_network_of_ones_own_that_has_changed_is_another_run_and_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine_net.py").write_text("def net(classes): ...\n")
+    first = one(network="mine_net:net")
+    Path("mine_net.py").write_text("def net(classes): return 1\n")
+    again = one(network="mine_net:net")
+    assert first.digest() != again.digest()
+    recipes = [run.recipe(open_dataset("digits")) for run in (first, again)]
+    assert recipes[0] != recipes[1]
+
+
+def test_a_search_with_a_checkpoint_and_a_repeated_domain_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"model")
+    with pytest.raises(ValueError, match="cannot go with a checkpoint"):
+        runs(checkpoint=str(tmp_path / "model.pt"), select="source")
+    with pytest.raises(ValueError, match="names a domain twice"):
+        runs(target="hand+hand", stream="mixed")

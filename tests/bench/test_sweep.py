@@ -147,12 +147,14 @@ def test_a_process_that_dies_takes_only_its_own_runs(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_is_named_in_its_runs_alone(tmp_path: Path) -> None:
+def test_a_training_that_fails_is_named_in_its_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no_such.py").write_text("def net(classes):\n    raise ValueError('no_such network today')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     settings = {
         **SMALL,
         "target": ["type"],
         "method": ["source", "bn"],
-        "network": ["digits-net", "no_such.module:net"],
+        "network": ["digits-net", "no_such:net"],
     }
     summary = run_sweep(make_sweep(settings), tmp_path, workers=1)
     assert {r["settings"]["network"] for r in summary.records} == {"digits-net"}

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from trueup.bench.records import read_records
+from trueup.bench.settings import make_sweep
 from trueup.cli.app import app
-from trueup.cli.options import parse_method
 
 FAST = ["--train", "iterations=6", "--train", "batch=8", "--limit", "128"]
 
@@ -160,8 +162,22 @@ def test_a_failure_makes_the_exit_status(tmp_path: Path) -> None:
     assert "1 records in" in done.stdout
 
 
-def test_methods_with_values() -> None:
-    assert parse_method("tsd") == "tsd"
-    assert parse_method("tsd:lr=0.1,per_class=none") == {"tsd": {"lr": 0.1, "per_class": "none"}}
-    with pytest.raises(ValueError, match="'lr' must be name=value"):
-        parse_method("tsd:lr")
+@pytest.mark.slow
+def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from trueup.cli import main; main()", "bench", "-t", "type", "-s", "0"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and not (tmp_path / "runs" / "records.jsonl").exists():
+        time.sleep(0.01)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+
+
+def test_methods_with_values(tmp_path: Path) -> None:
+    (run,) = make_sweep({"target": "type", "seed": 0, "method": "tsd:lr=0.1,per_class=none,consistency=false"}).runs()
+    assert (run.hyper["lr"], run.hyper["per_class"], run.hyper["consistency"]) == (0.1, None, False)
+    done = trueup("bench", "-m", "tsd:lr", "--dry-run", cwd=tmp_path, status=2)
+    assert "'lr' must be name=value" in done.stderr

@@ -177,16 +177,21 @@ def test_a_root_that_is_none_is_refused(tmp_path: Path) -> None:
 # Fingerprints
 
 
-def test_the_fingerprint_is_that_of_the_names_alone(tmp_path: Path) -> None:
+def test_the_fingerprint_is_that_of_names_and_sizes(tmp_path: Path) -> None:
     names = ("day/cat/1.png", "night/dog/2.png")
     here, there = put(tmp_path / "here", *names), put(tmp_path / "far/there", *names)
-    (there / names[0]).write_bytes(b"another content")
     first = open_dataset("folder", here).fingerprint
     assert first
     assert first == open_dataset("folder", there).fingerprint
-    assert first == open_dataset("folder", here).fingerprint
     put(here, "day/cat/notes.txt")
     assert first == open_dataset("folder", here).fingerprint
+    (there / names[0]).write_bytes(b"the same name, another content")
+    assert first != open_dataset("folder", there).fingerprint
+
+
+def test_a_plus_in_a_domains_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rename the folder 'a\+b'"):
+        open_dataset("folder", put(tmp_path, "a+b/cat/1.png", "c/cat/1.png"))
 
 
 @pytest.mark.parametrize("more", ["day/cat/0.png", "night/dog/3.png", "dusk/cat/1.png", "night/cat/2.png"])

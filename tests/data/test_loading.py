@@ -145,15 +145,6 @@ def test_a_quick_decode_of_a_jpeg_is_close_to_the_full_one_and_never_below_size(
     assert min(before[0]) >= size
 
 
-def test_a_large_jpeg_is_decoded_at_a_fraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Image.fromarray(smooth(800, 800)).save(tmp_path / "a.jpg")
-    before: list[tuple[int, int]] = []
-    resize = Image.Image.resize
-    monkeypatch.setattr(Image.Image, "resize", lambda im, *args: (before.append(im.size), resize(im, *args))[1])
-    decode(tmp_path / "a.jpg", 90)
-    assert before == [(100, 100)]
-
-
 @pytest.mark.parametrize("size", [None, 8])
 @pytest.mark.parametrize("kind", ["cut", "text", "empty", "missing", "folder"])
 def test_what_cannot_be_read_is_a_broken_image_with_its_name(tmp_path: Path, kind: str, size: int | None) -> None:

@@ -12,7 +12,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trueup.core import files
-from trueup.source.checkpoints import Store, digest_of_file, load_model, named, part, read_checkpoint, read_header
+from trueup.source.checkpoints import (
+    Store,
+    digest_of_file,
+    given,
+    load_model,
+    named,
+    part,
+    read_checkpoint,
+    read_header,
+)
 from trueup.source.nets import build
 from trueup.source.recipe import Recipe, Training
 
@@ -110,11 +119,28 @@ def test_a_network_that_has_changed_since_is_named(
 # Any file
 
 
-def test_our_own_file_loads_whatever_network_it_has(store: Store, model: nn.Module) -> None:
+def test_our_own_file_loads(store: Store, model: nn.Module) -> None:
     store.save(RECIPE, model, REPORT)
-    loaded = load_model(store.path(RECIPE), "resnet18", 3, 224)
+    loaded = load_model(store.path(RECIPE), RECIPE.network, 3, 224)
     assert same(loaded, model)
     assert not loaded.training
+
+
+def test_our_own_file_with_another_network_is_refused(store: Store, model: nn.Module) -> None:
+    """A record would name a network that was not there."""
+    store.save(RECIPE, model, REPORT)
+    with pytest.raises(ValueError, match=f"is a {RECIPE.network}, not a resnet18"):
+        load_model(store.path(RECIPE), "resnet18", 3, 224)
+
+
+def test_our_own_file_may_not_have_seen_the_target(store: Store, model: nn.Module) -> None:
+    store.save(RECIPE, model, REPORT)
+    seen = RECIPE.sources[0]
+    with pytest.raises(ValueError, match=f"was trained on {seen}, which cannot be a target"):
+        given(store.path(RECIPE), ["elsewhere", seen], RECIPE.dataset, 224, "imagenet")
+    said = given(store.path(RECIPE), ["elsewhere"], RECIPE.dataset, 224, "imagenet")
+    assert (said.recipe, said.sources) == (RECIPE.digest(), RECIPE.sources)
+    assert (said.size, said.normalize) == (RECIPE.training.size, RECIPE.training.normalize)
 
 
 def test_our_own_file_with_other_classes_is_refused(store: Store, model: nn.Module) -> None:

@@ -14,6 +14,7 @@ RECIPE: dict[str, Any] = {
     "classes": 7,
     "network": "resnet18",
     "weights": "imagenet",
+    "code": "",
     "seed": 1,
     "training": Training(),
 }
@@ -24,6 +25,7 @@ OTHER_RECIPE: dict[str, Any] = {
     "classes": 8,
     "network": "resnet50",
     "weights": "none",
+    "code": "sha256:1",
     "seed": 2,
     "training": Training(lr=1e-4),
 }
@@ -53,7 +55,7 @@ OTHER_TRAINING: dict[str, Any] = {
 
 def test_the_name_of_a_fixed_recipe_never_changes() -> None:
     """If it does, every checkpoint out there is trained anew."""
-    assert Recipe(**RECIPE).name == "pacs-resnet18-erm-1b7b31bee18a1cd8"
+    assert Recipe(**RECIPE).name == "pacs-resnet18-erm-011910c79a7b6465"
 
 
 def test_the_name_says_the_algorithm_and_is_fit_for_a_file() -> None:

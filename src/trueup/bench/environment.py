@@ -14,6 +14,8 @@ import torch
 
 from trueup.version import __version__
 
+LIBRARIES = ("numpy", "torchvision", "timm", "pillow", "scipy", "scikit-learn", "matplotlib")  # networks and images
+
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """What a record says of its surroundings."""
@@ -22,7 +24,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "commit": _commit(),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("numpy", "torchvision", "timm")},
+        **{name: version(name) for name in LIBRARIES},
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "cpu": _cpu(),
@@ -36,10 +38,13 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        said = [
+            subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        ]
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return said[0] + ("+changes" if said[1] else "")
 
 
 @cache

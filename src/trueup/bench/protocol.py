@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trueup.bench.environment import peak_memory, watch_memory
-from trueup.bench.metrics import measure
+from trueup.bench.metrics import accuracy, measure
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
@@ -71,7 +71,7 @@ class Stage:
     prepare: Callable[[], Iterable[Tensor]] | None = None
     """Source images, for methods that want to see some before deployment."""
     passes: dict[str, Pass | None] = field(default_factory=dict)
-    warm: bool = False
+    warm: set[str] = field(default_factory=set)
 
     def run(self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True) -> Outcome:
         """The method over the whole stream; `share` lets it start from features that another has computed."""
@@ -89,12 +89,18 @@ class Stage:
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
             answers, seconds, updates = self.online(adapter, self.loader.batches(self.stream), progress)
-        labels = self.loader.place.labels
+        place = self.loader.place
+        labels = place.labels
         at = np.concatenate([indices for _, indices in answers])
         probs = torch.cat([F.softmax(logits.double(), dim=1) for logits, _ in answers]).numpy()
         if not np.isfinite(probs).all():
             raise ValueError(f"the answers of {method.info.name} are not finite")
         results = measure(probs, labels[at]) | {"updates": updates, "broken": sum(map(len, self.stream)) - len(at)}
+        results |= {"broken_files": sorted(self.loader.broken.values())[:20]} if results["broken"] else {}
+        if len(place.domains) > 1:
+            where = place.numbers[at]
+            each = {d.name: np.flatnonzero(where == i) for i, d in enumerate(place.domains)}
+            results["per_domain"] = {name: accuracy(probs[i], labels[at][i]) for name, i in each.items() if len(i)}
         cost = {
             "seconds": seconds,
             "images_per_second": len(at) / seconds,
@@ -103,11 +109,12 @@ class Stage:
         return Outcome(results, cost)
 
     def _warm_up(self, method: Method) -> None:
-        """The first gradient step of a process costs more than any other; it shall not count for the first method."""
-        if isinstance(method, GradientMethod) and "prepare" not in method.info.needs and not self.warm:
+        """The first passes of a process cost more than any other; they shall not count for the first method."""
+        kind = "gradient" if isinstance(method, GradientMethod) else "forward"
+        if kind not in self.warm and "prepare" not in method.info.needs:
             for x, _ in self.loader.batches(self.stream[:1]):
                 Adapter(self.model, method, seed=self.seed).to(self.device)(x.to(self.device))
-            self.warm = True
+            self.warm.add(kind)
 
     def online(
         self, adapter: Adapter, stream: Any, progress: Progress
@@ -145,8 +152,9 @@ class Stage:
         if 4 * WIDEST * sum(map(len, self.stream)) > SHARED:
             return None
         adapter = Adapter(self.model, Features(norm=norm), seed=self.seed)
-        watch_memory(self.device)
         try:
+            self._warm_up(adapter.method)
+            watch_memory(self.device)
             answers, seconds, _ = self.online(adapter, self.loader.batches(self.stream), lambda done, of: None)
         except HeadNotFoundError:
             return None

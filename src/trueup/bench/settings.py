@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,8 +18,8 @@ from trueup.core.registry import get_method, list_methods, make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.domains import parse_corruption
 from trueup.data.streams import order
-from trueup.source.checkpoints import digest_of_file
-from trueup.source.nets import check_network
+from trueup.source.checkpoints import digest_of_file, given
+from trueup.source.nets import check_network, network_code
 from trueup.source.recipe import Given, Recipe, Settings, Training, training_for
 
 PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
@@ -37,6 +38,9 @@ class Run(Settings):
     target: str = Field(description="a domain, or several joined by +")
     network: str
     weights: str
+    code: dict[str, str] = Field(
+        default_factory=dict, description="SHA-256 of the file of a method or network that is not of this library"
+    )
     source: Training | Given = Field(description="how the model was trained, or the file that it comes from")
     method: str
     hyper: dict[str, Any] = Field(description="all hyper-parameters, but those that are searched")
@@ -64,6 +68,7 @@ class Run(Settings):
             classes=len(dataset.classes),
             network=self.network,
             weights=self.weights,
+            code=self.code.get("network", ""),
             seed=self.seed,
             training=self.source,
         )
@@ -93,7 +98,8 @@ def _methods(value: Any) -> Any:
     pairs: list[Any] = []
     for item in _many(value):
         if isinstance(item, str):
-            pairs.append((item, {}))
+            name, _, rest = item.partition(":")
+            pairs.append((name, _numbers(name_value(rest.split(",")) if rest else {})))
         elif isinstance(item, Mapping) and len(item) == 1:
             name, hyper = next(iter(item.items()))
             if not isinstance(hyper, Mapping):
@@ -104,6 +110,19 @@ def _methods(value: Any) -> Any:
         else:
             raise ValueError(f"a method is a name, or `name: {{lr: 0.001}}`, not {item!r}")
     return pairs
+
+
+def name_value(texts: Iterable[str]) -> dict[str, Any]:
+    """name=value texts as a dictionary; values are read as YAML reads them."""
+    import yaml
+
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{text!r} must be name=value")
+        values[key.strip()] = yaml.safe_load(value)
+    return values
 
 
 Many = BeforeValidator(_many)
@@ -165,11 +184,14 @@ class Sweep(Settings):
         ):  # fmt: skip
             source: Training | Given = training
             if self.checkpoint is not None:
-                digest = digest_of_file(filled(self.checkpoint, target, seed))
-                source = Given(checkpoint=digest, size=training.size, normalize=training.normalize)
+                file = filled(self.checkpoint, target, seed)
+                source = given(file, target.split("+"), name, training.size, training.normalize)
+            values = resolve(method, hyper, select)
             yield Run(
-                dataset=name, data=dataset.fingerprint, target=target, network=net, weights=weights, source=source,
-                method=method, hyper=resolve(method, hyper, select), seed=seed, stream=stream,
+                dataset=name, data=dataset.fingerprint, target=target, network=net, source=source,
+                weights="" if isinstance(source, Given) else weights,
+                code={key: v for key, v in (("network", network_code(net)), ("method", method_code(method))) if v},
+                method=method, hyper=values, seed=seed, stream=stream,
                 stream_options=self.stream_options, batch=size, limit=self.limit, reset=self.reset,
                 select=select if grid(method, hyper) else "default",
             )  # fmt: skip
@@ -178,8 +200,12 @@ class Sweep(Settings):
         """Refuse what would fail every run, before anything starts."""
         for network in networks:
             check_network(network)
+        if self.checkpoint is not None and "source" in self.select:
+            raise ValueError("a search needs source images that training held out, so it cannot go with a checkpoint")
         for target in self.target or dataset.targets:
             parts = target.split("+")
+            if len(set(parts)) < len(parts):
+                raise ValueError(f"target {target!r} names a domain twice")
             for part in parts:
                 known(part.partition("-")[0] if dataset.clean else part, dataset.targets, "domain")
                 if dataset.clean:
@@ -199,6 +225,12 @@ def filled(path: str, target: str, seed: int) -> str:
         return path.format(target=target, seed=seed)
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"checkpoint={path!r} may hold {{target}} and {{seed}}, and nothing else in braces") from error
+
+
+def method_code(method: str) -> str:
+    """The hash of the file of a method that is not of this library, so that a changed one is run anew."""
+    cls = get_method(method)
+    return "" if cls.__module__.startswith("trueup.") else digest_of_file(inspect.getsourcefile(cls) or __file__)
 
 
 def typed(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,8 +264,8 @@ def import_plugins(modules: Iterable[str]) -> None:
             sys.path.insert(0, "")
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise ValueError(f"plugin {module!r} cannot be imported: {error}") from error
+        except Exception as error:
+            raise ValueError(f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def known(name: str, names: Iterable[str], kind: str) -> None:
@@ -255,6 +287,9 @@ def read_sweep(path: str | Path, flags: Mapping[str, Any]) -> Sweep:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold settings such as `dataset: digits`")
+    for group in ("training", "stream_options"):
+        if isinstance(values.get(group), dict) and group in flags:
+            flags = {**flags, group: {**values[group], **flags[group]}}
     return make_sweep({**values, **flags})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -48,6 +48,7 @@ def plan(
     sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = None, threads: int = 1, device: str = "cpu"
 ) -> Plan:
     """What a sweep has done and has still to do in a folder."""
+    check_device(device)
     folder = Path(folder)
     store = Store(Path(checkpoints) if checkpoints else folder / CHECKPOINTS)
     runs, done = sweep.runs(), finished(folder / FILE)
@@ -62,10 +63,18 @@ def plan(
         if recipe is not None and not store.has(recipe):
             trainings[recipe.digest()] = Job(site, recipe, dataset=run.dataset)
         # All but the method: these runs see the same images in the same order.
-        key = run.model_copy(update={"method": "", "hyper": {}, "select": "default"}).digest()
+        key = run.model_copy(update={"method": "", "hyper": {}, "select": "default", "code": {}}).digest()
         before = groups.get(key)
         groups[key] = Job(site, recipe, (*(before.runs if before else ()), run), dataset=run.dataset)
     return Plan(runs, done, trainings, list(groups.values()))
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not have here."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
 
 @dataclass
@@ -87,11 +96,12 @@ def run_sweep(
 ) -> Summary:
     """Run what is missing of a sweep and record it in the folder; the summary has all of its records, old and new.
 
-    workers: processes at a time; by default one per core, each with one thread.
+    workers: processes at a time; by default one per core, each with one thread, or one alone on another device.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = workers or cores
-    todo = plan(sweep, folder, checkpoints=checkpoints, threads=max(1, cores // workers), device=device)
+    workers = workers or (cores if device == "cpu" else 1)
+    threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // workers)))
+    todo = plan(sweep, folder, checkpoints=checkpoints, threads=threads, device=device)
     summary = Summary(records=[todo.done[run.digest()] for run in todo.done_here])
     if todo.jobs:
         with writing(Path(folder) / FILE) as writer:
@@ -197,14 +207,18 @@ def _process(job: Job, connection: Connection) -> None:
 
 
 def run(
-    folder: str | Path = "runs", *, checkpoints: str | Path | None = None, device: str = "cpu", **settings: Any
+    folder: str | Path = "runs",
+    *,
+    hyper: Mapping[str, Any] | None = None,
+    checkpoints: str | Path | None = None,
+    device: str = "cpu",
+    **settings: Any,
 ) -> Record:
     """One run in this process: its record, from the folder if it is there already.
 
     >>> trueup.run(dataset="digits", target="type", method="tsd", seed=0)["results"]["accuracy"]
     """
     settings = {"seed": 0, "method": "tsd", **settings}
-    hyper = settings.pop("hyper", {})
     if hyper:
         settings["method"] = [{settings["method"]: hyper}]
     sweep = make_sweep(settings)
@@ -214,13 +228,17 @@ def run(
     if todo.done_here:
         return todo.done[todo.runs[0].digest()]
     records: list[Record] = []
-    for job in (*todo.trainings.values(), *todo.jobs):
-        perform(job, lambda event, value: records.append(value) if event == "record" else None)
     with writing(Path(folder) / FILE) as writer:
+        for job in (*todo.trainings.values(), *todo.jobs):
+            perform(job, lambda event, value: records.append(value) if event == "record" else None)
         writer.add(records[0])
     if "error" in records[0]:
-        raise RuntimeError(records[0]["error"])
+        raise RunFailedError(f"the run failed: {records[0]['error']}")
     return records[0]
+
+
+class RunFailedError(ValueError):
+    """A run that did not come to its end."""
 
 
 def order_of(records: Iterable[Record], runs: Sequence[Run]) -> list[Record]:

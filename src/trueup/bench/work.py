@@ -75,7 +75,10 @@ def perform(job: Job, send: Send) -> None:
 
     if not job.runs:
         assert job.recipe is not None
-        train(job.recipe, dataset, store, weights=job.site.file, threads=job.site.threads, progress=progress)
+        site = job.site
+        train(
+            job.recipe, dataset, store, weights=site.file, threads=site.threads, device=site.device, progress=progress
+        )
         return
     stage: Stage | None = None
     for run in job.runs:

@@ -49,16 +49,18 @@ _state = {"verbose": False}
 
 def start() -> None:
     """Run; an error that we foresee is one sentence, not a traceback."""
+    stderr = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         app()
     except (ValueError, OSError, ImportError) as error:
         if _state["verbose"]:
             raise
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]Error:[/] {_plain(error)}")
+        stderr.print(f"[bold red]Error:[/] {_plain(error)}")
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("Stopped. What is finished is kept; the same command goes on from there.")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # what typer makes of Ctrl-C
+            stderr.print("Stopped. What is finished is kept; the same command goes on from there.")
+        raise
 
 
 def _plain(error: Exception) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import typer
-import yaml
+
+from trueup.bench.settings import name_value
 
 DATASET = typer.Option(None, "--dataset", "-d", help="digits, digits-c, pacs, …, or folder; see `trueup list`.")
 ROOT = typer.Option(None, "--root", "-r", help="The folder that holds the dataset's domains.")
@@ -26,32 +26,13 @@ PLUGIN = typer.Option(None, "--plugin", help="A module to import first, which re
 OUT = typer.Option("runs", "--out", "-o", help="The folder for records and checkpoints.")
 CHECKPOINTS = typer.Option(None, "--checkpoints", help="Where source models are kept, if not in --out.")
 WORKERS = typer.Option(None, "--workers", "-j", min=1, help="Processes at a time; cores are shared among them.")
-DEVICE = typer.Option("cpu", "--device", help="cpu, cuda, cuda:1, mps.")
+DEVICE = typer.Option("cpu", "--device", help="cpu, cuda, cuda:1, mps; for training and adaptation.")
 
 
 def given(**flags: Any) -> dict[str, Any]:
     """The flags that were given, as settings."""
     values = {key: value for key, value in flags.items() if value not in (None, [], ())}
-    if "method" in values:
-        values["method"] = [parse_method(text) for text in values["method"]]
     for key in ("training", "stream_options"):
         if key in values:
-            values[key] = pairs(values[key])
-    return values
-
-
-def parse_method(text: str) -> str | dict[str, Any]:
-    """`tsd:lr=1e-5,per_class=20` as {"tsd": {"lr": ..., "per_class": ...}}."""
-    name, colon, rest = text.partition(":")
-    return {name: pairs(rest.split(","))} if colon else name
-
-
-def pairs(texts: Iterable[str]) -> dict[str, Any]:
-    """name=value texts as a dictionary; values are read as YAML reads them."""
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"{text!r} must be name=value")
-        values[key.strip()] = yaml.safe_load(value)
+            values[key] = name_value(values[key])
     return values

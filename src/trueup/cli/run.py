@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trueup.bench import sweep
 from trueup.cli import options
-from trueup.cli.options import given, parse_method
+from trueup.cli.options import given
 
 
 def run(
@@ -39,7 +39,7 @@ def run(
         training=training, seed=seed, stream=stream, stream_options=stream_options, batch=batch, limit=limit,
         reset=reset, select=select, plugin=plugin,
     )  # fmt: skip
-    settings["method"] = [parse_method(method)]
+    settings["method"] = [method]
     with Console(stderr=True).status("running"):
         record = sweep.run(out, checkpoints=checkpoints, device=device, **settings)
     typer.echo(json.dumps(record, indent=2))

@@ -29,6 +29,7 @@ def train(
     seed: list[int] = options.SEED,
     out: str = options.OUT,
     checkpoints: str = options.CHECKPOINTS,
+    device: str = options.DEVICE,
 ) -> None:
     """Train the source model of each target and seed: ERM, or SWAD with --train algorithm=swad.
 
@@ -39,7 +40,7 @@ def train(
     )
     sweep = make_sweep({**flags, "method": ["source"]})
     store = Store(Path(checkpoints) if checkpoints else Path(out) / CHECKPOINTS)
-    todo = plan(sweep, out, checkpoints=checkpoints, threads=torch_threads())
+    todo = plan(sweep, out, checkpoints=checkpoints, threads=torch_threads(), device=device)
     console = Console()
     for job in todo.trainings.values():
         with bar(job.title) as advance:

@@ -143,6 +143,8 @@ def get_card(name: str) -> Card:
     """The card of a known dataset."""
     import difflib
 
+    if name == "folder":
+        raise ValueError("folder has no card: it is your own, laid out as ROOT/domain/class/image")
     if name not in CARDS:
         near = difflib.get_close_matches(name.lower(), CARDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

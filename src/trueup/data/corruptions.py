@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import fft, ndimage, signal, spatial
+from scipy import fft, ndimage, spatial
 
 Array = NDArray[np.float64]
 Level = TypeVar("Level")
@@ -95,6 +95,8 @@ def _smear(x: Array, points: Array, weights: Array) -> Array:
     edges = [(radius, radius)] * 2 + [(0, 0)] * (x.ndim - 2)
     padded = np.pad(x, edges, mode="symmetric")
     kernel = kernel.reshape(kernel.shape + (1,) * (x.ndim - 2))
+    from scipy import signal  # takes half a second to import
+
     return np.asarray(signal.fftconvolve(padded, kernel, mode="valid", axes=(0, 1)))
 
 

@@ -86,8 +86,6 @@ def decode(path: Path, size: int | None = None) -> Image:
 
     try:
         with Pillow.open(path) as file:
-            if size is not None:
-                file.draft("RGB", (size, size))  # lets JPEG decode at a fraction of the resolution, never below size
             if file.mode.startswith("I;16"):  # Pillow would clip at 255 instead of scaling
                 image = Pillow.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
             elif "transparency" in file.info:  # by way of RGBA, or Pillow warns

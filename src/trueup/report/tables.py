@@ -110,7 +110,8 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
     columns += [Column("seconds", METRICS["seconds"])] if metric.name != "seconds" else []
     rows = [_row(line, base, columns, targets) for line in lines]
     for at, column in enumerate(columns):
-        _mark(rows, at, column)
+        if column.name != "seconds":  # beside another metric noise in time makes no winner
+            _mark(rows, at, column)
     notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *_variants(lines)]
     notes += _doubts(group, repeated)
     return Table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from trueup.core import files
 from trueup.source.foreign import load_foreign, misfits, refuse
 from trueup.source.nets import build
-from trueup.source.recipe import Recipe
+from trueup.source.recipe import Given, Recipe
 
 KIND = "source"
 
@@ -69,20 +70,45 @@ def read_header(path: Path) -> dict[str, Any]:
 
 def load_model(path: str | Path, network: str, classes: int, size: int) -> nn.Module:
     """A trained model from a file: one of ours, of DomainBed's, of the TSD authors', or a plain state dict."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file")
-    try:
-        model, header = read_checkpoint(path)
-    except ValueError as ours:
-        if "no state of trueup's" not in str(ours):
-            raise
+    recipe = recipe_in(path)
+    if recipe is None:
         model = build(network, classes, size=size)
         load_foreign(path, model, torch.zeros(2, 3, size, size))
         return model.eval()
-    if header["recipe"]["classes"] != classes:
-        raise ValueError(f"{path.name} knows {header['recipe']['classes']} classes; the dataset has {classes}")
-    return model
+    if recipe.classes != classes:
+        raise ValueError(f"{Path(path).name} knows {recipe.classes} classes; the dataset has {classes}")
+    if recipe.network != network:
+        raise ValueError(f"{Path(path).name} is a {recipe.network}, not a {network}: say --network {recipe.network}")
+    return read_checkpoint(Path(path))[0]
+
+
+def recipe_in(path: str | Path) -> Recipe | None:
+    """The recipe in a file of ours; None if it is somebody else's."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path} is not a file")
+    try:
+        header = read_header(Path(path))
+    except ValueError as error:
+        if "no state of trueup's" in str(error):
+            return None
+        raise
+    return Recipe(**header["recipe"])
+
+
+def given(path: str | Path, targets: Sequence[str], dataset: str, size: int, normalize: Any) -> Given:
+    """What a record says of a model's file. A model of ours knows its images, and may not have seen the targets."""
+    recipe = recipe_in(path)
+    if recipe is None:
+        return Given(checkpoint=digest_of_file(path), size=size, normalize=normalize)
+    if recipe.dataset == dataset and (seen := [name for name in targets if name in recipe.sources]):
+        raise ValueError(f"{Path(path).name} was trained on {', '.join(seen)}, which cannot be a target for it")
+    return Given(
+        checkpoint=f"sha256:{files.digest(files.read(path, KIND)[0])[:16]}",  # the order in a file may vary
+        recipe=recipe.digest(),
+        sources=recipe.sources,
+        size=recipe.training.size,
+        normalize=recipe.training.normalize,
+    )
 
 
 def digest_of_file(path: str | Path) -> str:

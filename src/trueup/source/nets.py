@@ -1,10 +1,12 @@
 """Networks by name: torchvision's, timm's, two small ones, a user's own; with no weights, ImageNet's, or a file's."""
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,18 @@ def build(name: str, classes: int, *, weights: str = "none", size: int = 224) ->
 def check_network(name: str) -> None:
     """Refuse a name that no library knows; a user's own function is not called yet."""
     _find(name)
+
+
+def network_code(name: str) -> str:
+    """The hash of the file of a user's own network; nothing for a library's."""
+    if ":" not in name:
+        return ""
+    module = name.partition(":")[0]
+    with _here(), suppress(ModuleNotFoundError, ValueError):
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+            return f"sha256:{hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:16]}"
+    raise ValueError(f"{name!r}: there is no module {module!r}, installed or in the current folder")
 
 
 def _find(name: str) -> tuple[str, str]:

@@ -52,6 +52,8 @@ class Given(Settings):
     """A model that was trained elsewhere."""
 
     checkpoint: str = Field(description="the SHA-256 of its file")
+    recipe: str = Field(default="", description="the hash of its recipe, if it was trained by this library")
+    sources: tuple[str, ...] = Field(default=(), description="the domains that it was trained on, if known")
     size: int = Field(224, ge=8)
     normalize: Literal["imagenet", "half"] = "imagenet"
 
@@ -65,6 +67,7 @@ class Recipe(Settings):
     classes: int
     network: str
     weights: str = Field("none", description="none, imagenet, or the SHA-256 of a file")
+    code: str = Field("", description="SHA-256 of the file of a network that is not of a library")
     seed: int = Field(0, ge=0)
     training: Training
 

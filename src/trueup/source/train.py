@@ -43,6 +43,7 @@ def train(
     *,
     weights: str | None = None,
     threads: int = 2,
+    device: str = "cpu",
     keep_every: float = 30.0,
     progress: Progress = lambda done, of: None,
 ) -> Path:
@@ -57,14 +58,14 @@ def train(
     if weights is not None and digest_of_file(weights) != recipe.weights:
         raise ValueError(f"{weights} is {digest_of_file(weights)}; the recipe's weights are {recipe.weights}")
     for stale in store.folder.glob(f".{recipe.name}.*.partial"):  # of a kill in the middle of a save
-        stale.unlink(missing_ok=True)
+        if time.time() - stale.stat().st_mtime > 3600:  # and not of a process that is saving now
+            stale.unlink(missing_ok=True)
     devices: list[int] = []
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(recipe.seed)
         model = build(recipe.network, recipe.classes, weights=weights or recipe.weights, size=recipe.training.size)
-        run = _Run(
-            recipe, model, [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
-        )
+        domains = [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
+        run = _Run(recipe, model.to(device), domains, device)
         run.train(store, threads, keep_every, progress)
     store.save(recipe, model, run.report())
     store.partial(recipe).unlink(missing_ok=True)
@@ -80,8 +81,9 @@ class _Best:
 class _Run:
     """One training: the model, its optimiser, and what was best so far."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, domains: Sequence[Domain]) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, domains: Sequence[Domain], device: str = "cpu") -> None:
         self.recipe, self.settings, self.model, self.domains = recipe, recipe.training, model, domains
+        self.device = device
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(model, self.settings)
         self.parts = [split(d, self.settings.holdout, recipe.seed) for d in domains]
@@ -123,7 +125,7 @@ class _Run:
                 yield i, (torch.empty(0), torch.empty(0))
             else:
                 x = Loader(Place(()), self.settings.size, self.settings.normalize).tensor([image for image, _ in read])
-                yield i, (x, torch.tensor([label for _, label in read]))
+                yield i, (x.to(self.device), torch.tensor([label for _, label in read], device=self.device))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
         """The images of step i: (domain, indices, step), drawn with replacement."""
@@ -200,8 +202,8 @@ class _Run:
         loader = self.loaders.setdefault(domain.name, fresh)  # one for all validations: it names broken files once
         right, loss, n = 0, 0.0, 0
         for x, at in loader.batches(list(batches(held, 128))):
-            y = torch.from_numpy(domain.labels[at])
-            logits = self.model(x)
+            y = torch.from_numpy(domain.labels[at]).to(self.device)
+            logits = self.model(x.to(self.device))
             right += int((logits.argmax(dim=1) == y).sum())
             loss += float(F.cross_entropy(logits, y, reduction="sum"))
             n += len(y)

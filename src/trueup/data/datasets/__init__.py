@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from trueup.data.cards import get_card
@@ -23,8 +23,13 @@ class Dataset:
     open: Callable[[str], Domain]
     clean: str | None = None
     """The domain that models are trained on; None: on all domains but the targets."""
-    fingerprint: str = ""
-    """A hash of the names of all files, for datasets that are folders."""
+    look: Callable[[], str] = str
+    """Looks at the data and says what `fingerprint` is to be."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash by which other data under the same name is told apart."""
+        return self.look()
 
     def domain(self, name: str) -> Domain:
         """A domain by its name."""
@@ -56,15 +61,29 @@ def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
     if name.startswith("cifar"):
         from trueup.data.datasets import cifar
 
-        return Dataset(name, cifar.class_names(name, root), CORRUPTIONS, partial(cifar.domain, name, root), "clean")
+        return Dataset(
+            name,
+            cifar.class_names(name, root),
+            CORRUPTIONS,
+            partial(cifar.domain, name, root),
+            "clean",
+            partial(cifar.fingerprint, root),
+        )
     if name == "imagenet-c":
         from trueup.data.datasets import imagenet
 
-        return Dataset(name, imagenet.class_names(), CORRUPTIONS, partial(imagenet.domain, root), "clean")
+        return Dataset(
+            name,
+            imagenet.class_names(),
+            CORRUPTIONS,
+            partial(imagenet.domain, root),
+            "clean",
+            partial(imagenet.fingerprint, root),
+        )
     from trueup.data.datasets import folders
 
     tree = folders.scan(root, None if name == "folder" else get_card(name))
-    return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, fingerprint=tree.fingerprint())
+    return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, look=tree.fingerprint)
 
 
 def _digits(name: str) -> Dataset:
@@ -72,8 +91,8 @@ def _digits(name: str) -> Dataset:
 
     card = get_card(name)
     if name == "digits":
-        return Dataset(name, card.class_names, digits.DOMAINS, digits.domain)
-    return Dataset(name, card.class_names, CORRUPTIONS, _corrupted_digits, "clean")
+        return Dataset(name, card.class_names, digits.DOMAINS, digits.domain, look=lambda: digits.VERSION)
+    return Dataset(name, card.class_names, CORRUPTIONS, _corrupted_digits, "clean", lambda: digits.VERSION)
 
 
 def _corrupted_digits(name: str) -> Domain:

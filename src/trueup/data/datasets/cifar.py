@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trueup.data.datasets.folders import digest
 from trueup.data.domains import ArrayDomain, Domain, Image, Labels, parse_corruption
 
 ROWS = 10_000  # of one severity
@@ -79,3 +80,13 @@ def _array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         return np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path.name} is no array of numbers: {error}") from error
+
+
+def fingerprint(root: Path) -> str:
+    """A short hash of the arrays: their names, sizes, and some of their bytes."""
+    return digest(f"{file.name} {file.stat().st_size} {_sample(file)}" for file in sorted(root.glob("*.npy")))
+
+
+def _sample(file: Path, count: int = 64) -> str:
+    data = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.empty(0, dtype=np.uint8)
+    return data[:: max(1, len(data) // count)].tobytes().hex()

@@ -15,6 +15,7 @@ from scipy import ndimage
 
 from trueup.data.domains import ArrayDomain, Labels
 
+VERSION = "1"  # to be raised with every change of the images, so that old records are told apart
 SIZE = 32
 DOMAINS = ("hand", "type", "poster", "neon")
 IMAGES = 2000  # of each domain

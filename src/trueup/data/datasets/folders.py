@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,9 +34,9 @@ class Tree:
         return tuple(sorted({label for files in self.domains.values() for _, label in files}))
 
     def fingerprint(self) -> str:
-        """A short hash of the names of all images."""
-        names = "\n".join(path for files in self.domains.values() for path, _ in files)
-        return hashlib.sha256(os.fsencode(names)).hexdigest()[:12]
+        """A short hash of the names and sizes of all images."""
+        paths = (path for files in self.domains.values() for path, _ in files)
+        return digest(f"{path} {(self.root / path).stat().st_size}" for path in paths)
 
     def domain(self, name: str) -> FileDomain:
         """The images of one domain with their class numbers."""
@@ -52,6 +52,8 @@ def scan(root: Path, card: Card | None = None) -> Tree:
     folders = sorted(f.name for f in os.scandir(root) if f.is_dir() and not f.name.startswith("."))
     if card is None:
         wanted = {name: name for name in folders}
+        if joined := [name for name in folders if "+" in name]:
+            raise ValueError(f"rename the folder {joined[0]!r}: a + in a target's name joins several domains")
     else:
         found = {_plain(name): name for name in folders}
         wanted = {name: found[_plain(name)] for name in card.domains if _plain(name) in found}
@@ -66,6 +68,11 @@ def scan(root: Path, card: Card | None = None) -> Tree:
         )
         raise ValueError(f"{root} holds no {expected}; it holds: {', '.join(folders[:8]) or 'no folders'}")
     return tree
+
+
+def digest(lines: Iterable[str]) -> str:
+    """A short hash of texts."""
+    return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:12]
 
 
 def _plain(name: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from trueup.data.datasets.folders import EXTENSIONS
+from trueup.data.corruptions import CORRUPTIONS
+from trueup.data.datasets.folders import EXTENSIONS, digest
 from trueup.data.domains import Domain, FileDomain, parse_corruption
 
 GROUPS = ("noise", "blur", "weather", "digital")
@@ -55,3 +57,15 @@ def find(root: Path, corruption: str) -> Path:
         if folder.is_dir():
             return folder
     raise ValueError(f"{corruption} is missing: expected ROOT/{corruption}/severity/wnid/image")
+
+
+def fingerprint(root: Path) -> str:
+    """A short hash of the first synset's files in each corruption and severity: names and sizes."""
+    lines = []
+    for corruption in CORRUPTIONS:
+        with suppress(ValueError):
+            for severity in sorted(folder for folder in find(root, corruption).iterdir() if folder.is_dir()):
+                synset = min((s for s in severity.iterdir() if s.is_dir()), default=severity)
+                files = sorted(synset.iterdir())
+                lines += [f"{corruption} {severity.name} {synset.name} {f.name} {f.stat().st_size}" for f in files]
+    return digest(lines)
