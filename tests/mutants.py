@@ -344,8 +344,8 @@ MUTANTS = [
     (
         "protocol: labels in the order of the files",
         "bench/protocol.py",
-        "measure(probs, labels[at])",
-        "measure(probs, labels[np.sort(at)])",
+        "labels, domains = place.labels[at], place.numbers[at]",
+        "labels, domains = place.labels[np.sort(at)], place.numbers[at]",
     ),
     (
         "tables: deviation of the population",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,38 +75,40 @@ class Stage:
 
     def run(self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True) -> Outcome:
         """The method over the whole stream; `share` lets it start from features that another has computed."""
-        seconds, memory = 0.0, 0.0
-        shared = self.shared(method) if share else None
-        watch_memory(self.device)
+        shared = self.shared(method, progress) if share else None
         if shared is not None:
-            answers, seconds, updates = self.online(
-                Adapter(shared.head, method, seed=self.seed), shared.features, progress
-            )
-            seconds, memory = seconds + shared.seconds, shared.memory
+            watch_memory(self.device)
+            adapter, stream = Adapter(shared.head, method, seed=self.seed), iter(shared.features)
         else:
             self._warm_up(method)
+            watch_memory(self.device)
             adapter = Adapter(self.model, method, seed=self.seed).to(self.device)
+            stream = self.loader.batches(self.stream)
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
-            answers, seconds, updates = self.online(adapter, self.loader.batches(self.stream), progress)
+        answers, seconds, updates = self.online(adapter, stream, progress)
+        memory = peak_memory(self.device)
+        if shared is not None:  # the pass is part of the cost of everyone who uses it
+            seconds, memory = seconds + shared.seconds, max(memory, shared.memory)
+        results = self._measure(method, answers) | {"updates": updates}
+        speed = results["images"] / seconds
+        return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory})
+
+    def _measure(self, method: Method, answers: list[tuple[Tensor, Indices]]) -> dict[str, Any]:
+        """Compare the answers with the labels."""
         place = self.loader.place
-        labels = place.labels
         at = np.concatenate([indices for _, indices in answers])
+        labels, domains = place.labels[at], place.numbers[at]
         probs = torch.cat([F.softmax(logits.double(), dim=1) for logits, _ in answers]).numpy()
         if not np.isfinite(probs).all():
             raise ValueError(f"the answers of {method.info.name} are not finite")
-        results = measure(probs, labels[at]) | {"updates": updates, "broken": sum(map(len, self.stream)) - len(at)}
-        results |= {"broken_files": sorted(self.loader.broken.values())[:20]} if results["broken"] else {}
+        results = measure(probs, labels) | {"broken": sum(map(len, self.stream)) - len(at)}
+        if results["broken"]:
+            results["broken_files"] = sorted(self.loader.broken.values())[:20]
         if len(place.domains) > 1:
-            where = place.numbers[at]
-            each = {d.name: np.flatnonzero(where == i) for i, d in enumerate(place.domains)}
-            results["per_domain"] = {name: accuracy(probs[i], labels[at][i]) for name, i in each.items() if len(i)}
-        cost = {
-            "seconds": seconds,
-            "images_per_second": len(at) / seconds,
-            "peak_memory_mb": max(memory, peak_memory(self.device)),
-        }
-        return Outcome(results, cost)
+            there = [(domain.name, domains == i) for i, domain in enumerate(place.domains)]
+            results["per_domain"] = {name: accuracy(probs[i], labels[i]) for name, i in there if i.any()}
+        return results
 
     def _warm_up(self, method: Method) -> None:
         """The first passes of a process cost more than any other; they shall not count for the first method."""
@@ -117,7 +119,7 @@ class Stage:
             self.warm.add(kind)
 
     def online(
-        self, adapter: Adapter, stream: Any, progress: Progress
+        self, adapter: Adapter, stream: Iterator[tuple[Tensor, Indices]], progress: Progress
     ) -> tuple[list[tuple[Tensor, Indices]], float, int]:
         """Predict, then adapt, batch by batch: the answers, the seconds without reading images, the updates."""
         adapter = adapter.to(self.device)
@@ -139,15 +141,15 @@ class Stage:
             raise ValueError("no image of the stream can be read")
         return answers, seconds, updates + adapter.updates
 
-    def shared(self, method: Method) -> Pass | None:
+    def shared(self, method: Method, progress: Progress = lambda done, of: None) -> Pass | None:
         """The pass of the frozen backbone that serves this method; None if there is none."""
         if not method.features_only or method.norm not in ("source", "batch"):
             return None
         if method.norm not in self.passes:
-            self.passes[method.norm] = self._pass(method.norm)
+            self.passes[method.norm] = self._pass(method.norm, progress)
         return self.passes[method.norm]
 
-    def _pass(self, norm: str) -> Pass | None:
+    def _pass(self, norm: str, progress: Progress) -> Pass | None:
         """Run the backbone once and keep its features, unless they may be too many or do not explain the logits."""
         if 4 * WIDEST * sum(map(len, self.stream)) > SHARED:
             return None
@@ -155,7 +157,7 @@ class Stage:
         try:
             self._warm_up(adapter.method)
             watch_memory(self.device)
-            answers, seconds, _ = self.online(adapter, self.loader.batches(self.stream), lambda done, of: None)
+            answers, seconds, _ = self.online(adapter, self.loader.batches(self.stream), progress)
         except HeadNotFoundError:
             return None
         head, classes = _head(adapter), adapter.net.classes
