@@ -648,3 +648,11 @@ def test_environment_says_versions_and_threads() -> None:
     found = environment()
     assert (found["torch"], found["numpy"]) == (str(torch.__version__), np.__version__)
     assert (found["trueup"], found["threads"]) == (trueup.__version__, torch.get_num_threads())
+
+
+def test_a_head_that_does_not_explain_the_logits_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = stage(domain(41, seed=1))
+    alone = ground.run(make_method("t3a", {}), share=False).results
+    monkeypatch.setattr(protocol, "_head", lambda adapter: nn.Linear(24, 6))
+    assert ground.run(make_method("t3a", {})).results == alone
+    assert ground.passes == {"source": None}
