@@ -178,14 +178,16 @@ class Sweep(Settings):
         batch = next((v for k, v in BATCHES.items() if name.startswith(k)), 128)
         training = training_for(name, self.training)
         self._check(dataset, self.network or [network])
+        # A model's file is read once for each target and seed, not once for each method.
+        models: dict[tuple[str, int], Given] = {}
+        for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
+            file = filled(self.checkpoint or "", target, seed)
+            models[target, seed] = given(file, target.split("+"), name, training.size, training.normalize)
         for net, stream, size, select, target, seed, (method, hyper) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method,
         ):  # fmt: skip
-            source: Training | Given = training
-            if self.checkpoint is not None:
-                file = filled(self.checkpoint, target, seed)
-                source = given(file, target.split("+"), name, training.size, training.normalize)
+            source = models.get((target, seed), training)
             values = resolve(method, hyper, select)
             yield Run(
                 dataset=name, data=dataset.fingerprint, target=target, network=net, source=source,

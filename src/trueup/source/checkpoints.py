@@ -100,10 +100,11 @@ def given(path: str | Path, targets: Sequence[str], dataset: str, size: int, nor
     recipe = recipe_in(path)
     if recipe is None:
         return Given(checkpoint=digest_of_file(path), size=size, normalize=normalize)
+    tensors, _ = files.read(path, KIND)
     if recipe.dataset == dataset and (seen := [name for name in targets if name in recipe.sources]):
         raise ValueError(f"{Path(path).name} was trained on {', '.join(seen)}, which cannot be a target for it")
     return Given(
-        checkpoint=f"sha256:{files.digest(files.read(path, KIND)[0])[:16]}",  # the order in a file may vary
+        checkpoint=f"sha256:{files.digest(tensors)[:16]}",  # of values: their order in a file may vary
         recipe=recipe.digest(),
         sources=recipe.sources,
         size=recipe.training.size,
