@@ -1,10 +1,8 @@
 """The protocol equals a plain loop over `trueup.adapt`; sharing, resets and broken images change nothing else."""
 
-import getpass
 import json
 import logging
 import re
-import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,6 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.bench import protocol
-from trueup.bench.environment import environment
 from trueup.bench.protocol import Indices, Stage, make_stream
 from trueup.bench.records import steady
 from trueup.bench.settings import PAPER, Run
@@ -370,6 +367,14 @@ def test_method_that_answers_with_nan_fails_instead_of_being_measured() -> None:
             stage(domain(41, seed=1)).run(Nan())
 
 
+def test_a_head_that_does_not_explain_the_logits_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = stage(domain(41, seed=1))
+    alone = ground.run(make_method("t3a", {}), share=False).results
+    monkeypatch.setattr(protocol, "_head", lambda adapter: nn.Linear(24, 6))
+    assert ground.run(make_method("t3a", {})).results == alone
+    assert ground.passes == {"source": None}
+
+
 # Source images before deployment
 
 
@@ -629,30 +634,3 @@ def test_failure_does_not_tell_where_things_are(tmp_path: Path) -> None:
         text = json.dumps(failure(run_of(), error))
     assert str(tmp_path) not in text
     assert str(Path(trueup.__file__).parent) not in text
-
-
-# Surroundings
-
-
-def test_environment_has_no_names_of_hosts_users_or_folders() -> None:
-    found = environment()
-    text = json.dumps(found)
-    for secret in (str(Path.cwd()), str(Path.home()), str(Path(trueup.__file__).parents[2])):
-        assert secret not in text
-    for secret in (getpass.getuser(), socket.gethostname()):
-        assert not re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", text)
-    assert not [value for value in found.values() if isinstance(value, str) and value.startswith(("/", "~"))]
-
-
-def test_environment_says_versions_and_threads() -> None:
-    found = environment()
-    assert (found["torch"], found["numpy"]) == (str(torch.__version__), np.__version__)
-    assert (found["trueup"], found["threads"]) == (trueup.__version__, torch.get_num_threads())
-
-
-def test_a_head_that_does_not_explain_the_logits_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = stage(domain(41, seed=1))
-    alone = ground.run(make_method("t3a", {}), share=False).results
-    monkeypatch.setattr(protocol, "_head", lambda adapter: nn.Linear(24, 6))
-    assert ground.run(make_method("t3a", {})).results == alone
-    assert ground.passes == {"source": None}

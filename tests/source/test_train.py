@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import trueup.source.train as training
 from trueup.core import files
 from trueup.data.datasets import Dataset
-from trueup.data.domains import ArrayDomain, BrokenImageError, Domain, Image, Labels
+from trueup.data.domains import ArrayDomain, BrokenImageError, Domain, Image
 from trueup.source.checkpoints import Store, digest_of_file
 from trueup.source.nets import build
 from trueup.source.recipe import Recipe, Training
@@ -784,50 +784,6 @@ def test_a_domain_of_which_nothing_is_held_out_does_not_count_as_all_wrong(tmp_p
     assert report["history"][0]["loss"] == pytest.approx(float(loss), rel=1e-4)
 
 
-# The split
-
-
-def labelled(counts: list[int], name: str = "amber") -> ArrayDomain:
-    labels: Labels = np.repeat(np.arange(len(counts)), counts)
-    return ArrayDomain(name, np.zeros((len(labels), 1, 1, 3), np.uint8), np.random.default_rng(0).permutation(labels))
-
-
-def test_a_fifth_of_every_class_is_held_out() -> None:
-    made = labelled([10, 20, 55, 5])
-    trains, held = split(made, 0.2, 0)
-    assert np.bincount(made.labels[held]).tolist() == [2, 4, 11, 1]
-    assert np.bincount(made.labels[trains]).tolist() == [8, 16, 44, 4]
-
-
-def test_the_two_parts_are_disjoint_sorted_and_cover_all() -> None:
-    trains, held = split(labelled([7, 13, 4]), 0.3, 1)
-    assert sorted([*trains, *held]) == list(range(24))
-    assert trains.tolist() == sorted(trains)
-    assert held.tolist() == sorted(held)
-
-
-def test_the_split_depends_on_the_seed_and_the_name_alone() -> None:
-    made = labelled([50, 50])
-    parts = [split(d, 0.2, s)[1].tolist() for d, s in ((made, 0), (made, 1), (labelled([50, 50], "blue"), 0))]
-    assert parts[0] != parts[1]
-    assert parts[0] != parts[2]
-    np.random.seed(5)
-    assert split(labelled([50, 50]), 0.2, 0)[1].tolist() == parts[0]
-
-
 def test_the_split_of_a_fixed_domain_never_changes() -> None:
     """If it does, models out there have been trained on what is now held out."""
     assert split(domain("amber"), 0.2, 0)[1].tolist() == [7, 14, 19, 21, 24, 29]
-
-
-@pytest.mark.parametrize("holdout", [0.2, 0.5, 0.99])
-def test_a_class_with_one_image_trains(holdout: float) -> None:
-    made = labelled([1, 10, 1])
-    trains, held = split(made, holdout, 0)
-    assert set(made.labels[trains]) == {0, 1, 2}
-    assert set(made.labels[held]) == {1}
-
-
-def test_one_image_of_each_class_always_trains() -> None:
-    trains, held = split(labelled([10]), 0.99, 0)
-    assert (len(trains), len(held)) == (1, 9)
