@@ -17,9 +17,10 @@ ALLOWED = {
     "version": set(),
     "losses": set(),
     "memory": set(),
+    "ring": set(),
     "core": {"version"},
-    "methods": {"core", "losses", "memory"},
-    "testing": {"core", "methods", "losses", "memory"},
+    "methods": {"core", "losses", "memory", "ring"},
+    "testing": {"core", "methods", "losses", "memory", "ring"},
     "data": set(),
     "source": {"core", "data"},
     "bench": {"core", "data", "source", "version"},
@@ -27,9 +28,10 @@ ALLOWED = {
     "cli": {"core", "data", "source", "bench", "report", "version", "methods"},
     "__init__": {"core", "methods", "version", "bench", "data"},
 }
-EXTRAS = "torchvision timm matplotlib ray scipy sklearn pandas PIL pydantic yaml rich typer"
+EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplotlib ray scipy sklearn pandas PIL"
+EXTRAS += " pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())
-BARE = {"version", "losses", "memory", "core", "methods", "testing", "__init__"}  # torch, numpy, safetensors: no more
+BARE = {"version", "losses", "memory", "ring", "core", "methods", "testing", "__init__"}  # torch, numpy, safetensors: no more
 
 
 def imports(path: Path) -> set[str]:

@@ -62,4 +62,4 @@ def test_defaults() -> None:
 
 def test_adapt_takes() -> None:
     parameters = inspect.signature(trueup.adapt).parameters
-    assert list(parameters) == ["model", "method", "head", "output", "example", "seed", "hyper"]
+    assert list(parameters) == ["model", "method", "head", "output", "example", "multilabel", "seed", "hyper"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
 from trueup.core.guard import check_input
-from trueup.core.method import GradientMethod, Method, whole
+from trueup.core.labels import PerLabel
+from trueup.core.method import GradientMethod, Method, flag, whole
 from trueup.core.params import select
 from trueup.core.randomness import RandomStream
-from trueup.core.registry import make_method
+from trueup.core.registry import make_method, suited
 from trueup.core.snapshot import capture, restore
 from trueup.core.split import HeadNotFoundError, Output, SplitModel, as_logits, find_head, run
 
@@ -32,24 +33,29 @@ def adapt(
     head: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     example: Tensor | None = None,
+    multilabel: bool = False,
     seed: int = 0,
     **hyper: Any,
 ) -> Adapter:
-    """Wrap a trained model so that it adapts itself to what it is shown. The model is copied, never touched.
+    """Wrap a trained classifier or segmenter so that it adapts itself to what it is shown. The model is never touched.
 
     method: a name (see `list_methods()`) with hyper-parameters as keywords, or a Method.
     head: the name of the last linear layer, where the probe cannot find it.
     output: a function from what the model returns to its logits, where that is not a tensor.
     example: a batch to find the head with now; otherwise the first batch serves.
+    multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
     seed: of the adapter's own random stream.
     """
+    given: Mapping[str, Any] | None = None
     if isinstance(method, str):
-        method = make_method(method, hyper)
+        method, given = make_method(method, hyper), hyper
     elif not isinstance(method, Method):
         raise TypeError(f"method must be a name or a Method, not {type(method).__name__}")
     elif hyper:
         raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
-    return Adapter(model, method, head=head, output=output, example=example, seed=seed)
+    return Adapter(
+        model, method, head=head, output=output, example=example, multilabel=multilabel, seed=seed, given=given
+    )
 
 
 class Adapter(nn.Module):
@@ -63,8 +69,11 @@ class Adapter(nn.Module):
         head: str | None = None,
         output: Callable[[Any], Tensor] | None = None,
         example: Tensor | None = None,
+        multilabel: bool = False,
         seed: int = 0,
+        given: Mapping[str, Any] | None = None,
     ) -> None:
+        """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -73,15 +82,17 @@ class Adapter(nn.Module):
         if isinstance(model, torch.jit.ScriptModule):
             raise TypeError("a TorchScript model cannot be adapted; pass the module it was made from")
         whole("seed", seed, 0)
-        self.method = method
+        flag("multilabel", multilabel)
+        self.method, self.multilabel, self._given = method, multilabel, given
+        self.task: str | None = None
+        self._hooks: Method | PerLabel = method
         self.training = False
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm).eval()
+        self.net.multilabel = multilabel
         self.state = nn.Module()
-        self.batches = 0
-        self.updates = 0
+        self.batches = self.updates = 0
         self._head = head
-        self._built = False
-        self._prepared = False
+        self._built = self._prepared = False
         self._warned: set[str] = set()
         self._digest = ""
         self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -106,7 +117,7 @@ class Adapter(nn.Module):
             answers = []
             with self._random.drawing(x.device):
                 while len(x):
-                    n = self.method.rows(self.state, len(x))
+                    n = self._hooks.rows(self.state, len(x))
                     if not 1 <= n <= len(x):
                         raise ValueError(f"{self.method.info.name}.rows took {n} of {len(x)} waiting rows")
                     answers.append(self._take(x[:n]))
@@ -116,8 +127,8 @@ class Adapter(nn.Module):
     __call__: Callable[..., Tensor]
 
     def _take(self, x: Tensor) -> Tensor:
-        method, net, state = self.method, self.net, self.state
-        again = method.episodic
+        method, net, state = self._hooks, self.net, self.state
+        again = self.method.episodic
         # The policy holds until after backward, for models that recompute their activations there. Only the model runs
         # under the user's autocast; losses and memory do not.
         exact = partial(torch.autocast, x.device.type, enabled=False)
@@ -125,7 +136,7 @@ class Adapter(nn.Module):
             first = out = method.forward(net, x, state)
             with exact(), torch.no_grad():
                 method.observe(net, out, state)
-            for step in range(method.steps if isinstance(method, GradientMethod) else 1):
+            for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
                 if step > 0:
                     with net.reading():
                         out = method.forward(net, x, state)
@@ -145,7 +156,7 @@ class Adapter(nn.Module):
         optimizer = self._optimizer
         if optimizer is None:
             return
-        loss = self.method.loss(self.net, out, self.state)
+        loss = self._hooks.loss(self.net, out, self.state)
         if loss is None:
             return
         if not loss.requires_grad:
@@ -176,22 +187,23 @@ class Adapter(nn.Module):
     def _probe(self, x: Tensor) -> None:
         """Find the head with a batch, then build. A copy is probed: some models change themselves as they run."""
         model, output, strict = copy_model(self.net.model), self.net.output, "head" in self.method.info.needs
+        least = 1 if self.multilabel else 2
         with self._random.drawing(x.device), torch.no_grad():
             try:
-                head, logits = find_head(model, x[:2], name=self._head, output=output, strict=strict)
+                head, logits = find_head(model, x[:2], name=self._head, output=output, strict=strict, least=least)
             except HeadNotFoundError:
                 if self._head is not None or strict or getattr(self.method, "params", None) in ("head", "backbone"):
                     raise
-                head, logits = None, as_logits(run(model, x[:2]), output, rows=len(x[:2]))
-        if logits.ndim != 2:
-            raise ValueError(f"{self.method.info.name} adapts classifiers; this model returns {tuple(logits.shape)}")
-        self._build(head, logits.shape[1])
+                head, logits = None, as_logits(run(model, x[:2]), output, rows=len(x[:2]), least=least)
+        self._build(head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation")
 
-    def _build(self, head: str | None, classes: int) -> None:
+    def _build(self, head: str | None, channels: int, task: str) -> None:
         """Make the state of a fresh adapter."""
-        net, method = self.net, self.method
+        net, method = self.net, suited(self.method, self._given, task)
         selected = select(net.model, method.params, head) if isinstance(method, GradientMethod) else {}
-        net.attach(head, classes)
+        self.method, self.task = method, task
+        self._hooks = PerLabel(method, channels) if self.multilabel else method
+        net.attach(head, channels, dense=task == "segmentation")
         net.selected = selected
         net.model.requires_grad_(False)
         for p in selected.values():
@@ -207,7 +219,7 @@ class Adapter(nn.Module):
         self._random.restart()
         device = next((t.device for t in (*self.net.parameters(), *self.net.buffers())), torch.device("cpu"))
         with self._random.drawing(device), torch.no_grad(), torch.autocast(device.type, enabled=False):
-            return self.method.init(self.net).eval()
+            return self._hooks.init(self.net).eval()
 
     def prepare(self, loader: Iterable[Any]) -> None:
         """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
@@ -223,7 +235,7 @@ class Adapter(nn.Module):
                 self._probe(first)
             fresh = self._init()
             with self._random.drawing(first.device), torch.enable_grad(), self.net.reading(), self.net.normalizing():
-                self.method.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
+                self._hooks.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
             self._fresh, self._prepared = (fresh,), True
             self.reset()
 
@@ -307,7 +319,8 @@ class Adapter(nn.Module):
         total = sum(p.numel() for p in self.net.model.parameters())
         count = sum(p.numel() for p in self.net.selected.values())
         head = f"head {self.net.head!r}" if self.net.head is not None else "no head"
-        return f"{method}, updates {_short(count)} of {_short(total)} values, {head}"
+        labels = f", {self.net.channels} labels" if self.multilabel else ""
+        return f"{method}, updates {_short(count)} of {_short(total)} values, {head}{labels}"
 
 
 def _short(count: int) -> str:

@@ -22,7 +22,8 @@ Named = Iterable[tuple[str, nn.Parameter]]
 class Info:
     """What a method is called, where it comes from, and what it asks for.
 
-    `needs` may hold "head" (it reads features) and "prepare" (it wants source data before deployment).
+    `needs` may hold "head" (it reads features) and "prepare" (it wants source data before deployment). `tasks` are
+    "classification" (of images) and "segmentation" (of pixels); `unfit` says why a method does not serve both.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Info:
     paper: str
     tasks: tuple[str, ...] = ("classification",)
     needs: tuple[str, ...] = ()
+    unfit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
-"""Methods by name."""
+"""Methods by name. A name may have one class for images and another for pixels."""
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from trueup.core.method import Info, Method
 
-_METHODS: dict[str, type[Method]] = {}
+_METHODS: dict[str, list[type[Method]]] = {}
 M = TypeVar("M", bound=type[Method])
 
 
@@ -17,34 +18,65 @@ def register(cls: M) -> M:
     name = cls.info.name
     if not dataclasses.is_dataclass(cls) or "__dataclass_fields__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__} must be decorated with @dataclass(frozen=True, kw_only=True) below @register")
-    known = _METHODS.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(f"a method called {name!r} is registered already: {known.__module__}.{known.__qualname__}")
-    _METHODS[name] = cls
+    family = _METHODS.setdefault(name, [])
+    for i, known in enumerate(family):
+        if (known.__module__, known.__qualname__) == (cls.__module__, cls.__qualname__):
+            family[i] = cls
+            return cls
+        if set(known.info.tasks) & set(cls.info.tasks):
+            raise ValueError(f"a method called {name!r} is registered already: {known.__module__}.{known.__qualname__}")
+    family.append(cls)
     return cls
 
 
-def list_methods() -> list[str]:
-    """The names of all registered methods, in the order of registration."""
-    return list(_METHODS)
+def list_methods(task: str | None = None) -> list[str]:
+    """The names of all registered methods, or of those for a task, in the order of registration."""
+    return [name for name, family in _METHODS.items() if task is None or any(task in c.info.tasks for c in family)]
 
 
-def get_method(name: str) -> type[Method]:
-    """The class of a registered method."""
+def get_method(name: str, task: str | None = None) -> type[Method]:
+    """The class of a registered method: the one for a task, else the first."""
     if name not in _METHODS:
         near = difflib.get_close_matches(name, _METHODS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"no method is called {name!r}{hint} There are: {', '.join(_METHODS)}")
-    return _METHODS[name]
+    family = _METHODS[name]
+    found = next((cls for cls in family if task is None or task in cls.info.tasks), None)
+    if found is None:
+        reason = f": {family[0].info.unfit}" if family[0].info.unfit else ""
+        others = ", ".join(list_methods(task))
+        raise ValueError(f"{name} is not for {task}{reason}. Methods for {task}: {others}")
+    return found
 
 
-def make_method(name: str, hyper: dict[str, Any]) -> Method:
-    """A method with these hyper-parameters."""
-    cls = get_method(name)
+def make_method(name: str, hyper: Mapping[str, Any], task: str | None = None) -> Method:
+    """A method with these hyper-parameters: for a task, else the first class of this name that has them all."""
+    cls = get_method(name, task)
+    if task is None:
+        cls = next((c for c in _METHODS[name] if set(hyper) <= _fields(c)), cls)
     allowed = [f.name for f in dataclasses.fields(cls)]
     for key in hyper:
         if key not in allowed:
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise TypeError(f"{name} has no hyper-parameter {key!r}{hint} It has: {', '.join(allowed)}")
+            which = f"{name} for {task}" if task is not None and len(_METHODS[name]) > 1 else name
+            raise TypeError(f"{which} has no hyper-parameter {key!r}{hint} It has: {', '.join(allowed)}")
     return cls(**hyper)
+
+
+def suited(method: Method, given: Mapping[str, Any] | None, task: str) -> Method:
+    """A method, or its sibling for this task if it was made by name with the hyper-parameters `given`."""
+    name = method.info.name
+    if task in method.info.tasks:
+        return method
+    cls = get_method(name, task)
+    if given is None:
+        raise ValueError(f"{type(method).__name__} is not for {task}: pass {cls.__name__}(...) or {name!r}")
+    try:
+        return make_method(name, given, task)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _fields(cls: type[Method]) -> set[str]:
+    return {f.name for f in dataclasses.fields(cls)}

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.copying import put
+from trueup.core.registry import suited
 from trueup.version import __version__
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
+    from trueup.core.method import Method
 
 # What must be the same on both sides, and how to say it when it is not.
 IDENTITY = {
     "method": "another method",
+    "multilabel": "a model whose outputs are read otherwise (multilabel)",
     "hyperparameters": "other hyper-parameters",
     "seed": "another seed",
     "parameters": "other parameters to update",
@@ -45,19 +48,22 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
     header = {
         "version": __version__,
         "head": adapter.net.head,
-        "classes": adapter.net.classes,
+        "classes": adapter.net.channels,
+        "task": adapter.task,
         "batches": adapter.batches,
         "updates": adapter.updates,
         "prepared": adapter._prepared,
         "optimizer": optimizer,
-        **_identity(adapter),
+        **_identity(adapter, adapter.method),
     }
     return tensors, header
 
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state; everything is checked before anything changes."""
-    ours = _identity(adapter)
+    task = header.get("task", "classification")  # files of the first version do not say
+    header = {"multilabel": False, **header}
+    ours = _identity(adapter, adapter.method if adapter._built else suited(adapter.method, adapter._given, task))
     for key, reason in IDENTITY.items():
         if ours[key] != header[key] and (key != "parameters" or adapter._built):
             raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
@@ -66,7 +72,7 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
         raise ValueError(f"{path} has the head {header['head']!r}, this adapter {head!r}")
     if not adapter._built:
         twin = copy.deepcopy(adapter)
-        twin._build(header["head"], header["classes"])
+        twin._build(header["head"], header["classes"], task)
         restore(twin, tensors, header, path)
         adapter.__dict__ = twin.__dict__
         return
@@ -95,11 +101,12 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     adapter.batches, adapter.updates = header["batches"], header["updates"]
 
 
-def _identity(adapter: Adapter) -> dict[str, Any]:
+def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
     """What must agree; the hyper-parameters as JSON gives them back, a function by what it selected."""
-    hyper = {k: "a function" if callable(v) else v for k, v in adapter.method.hyperparameters().items()}
+    hyper = {k: "a function" if callable(v) else v for k, v in method.hyperparameters().items()}
     return {
-        "method": adapter.method.info.name,
+        "method": method.info.name,
+        "multilabel": adapter.multilabel,
         "hyperparameters": json.loads(json.dumps(hyper)),
         "seed": adapter._random.seed,
         "parameters": list(adapter.net.selected),

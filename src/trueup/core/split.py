@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from trueup.core.statistics import normalizing
 
 HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# A segmenter's layer that sees fewer values per channel than this keeps the source's statistics: DeepLab pools a whole
+# image into one value, and the deviation of a batch of few such values is noise.
+FEWEST = 16
 
 
 class HeadNotFoundError(ValueError):
@@ -25,8 +28,9 @@ class HeadNotFoundError(ValueError):
 class Output:
     """One forward pass: `features` (N, D) and `scores` (N, C) at the head, `logits` as the model returns them.
 
-    All are at least float32, so that losses are. Where the model has no head, features and scores are the logits.
-    `memo` is scratch space of this call.
+    A segmenter has maps of them, (N, D, H, W), at the resolution of its head; its logits may be larger. All are at
+    least float32, so that losses are. Where the model has no head, features and scores are the logits. `memo` is
+    scratch space of this call.
     """
 
     x: Tensor
@@ -34,6 +38,20 @@ class Output:
     scores: Tensor
     logits: Tensor
     memo: dict[str, Any] = field(default_factory=dict)
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Features and scores with one row per image, or per pixel: image after image, pixels in their order."""
+        rows = (t.movedim(1, -1).reshape(-1, t.shape[1]) for t in (self.features, self.scores))
+        return next(rows), next(rows)
+
+    def of_label(self, label: int) -> Output:
+        """What one label of a multi-label model says: two classes with the logits (0, p)."""
+        scores, logits = (_two(t, label) for t in (self.scores, self.logits))
+        return Output(self.x, self.features, scores, logits, dict(self.memo))
+
+
+def _two(p: Tensor, label: int) -> Tensor:
+    return torch.stack((torch.zeros_like(p[:, label]), p[:, label]), dim=1)
 
 
 class SplitModel(nn.Module):
@@ -47,13 +65,27 @@ class SplitModel(nn.Module):
         self.output = output
         self.norm = norm
         self.head: str | None = None
-        self.classes = 0
+        self.channels = 0
+        self.label: int | None = None
+        self.fewest = 2
+        self.multilabel = False
         self.selected: dict[str, nn.Parameter] = {}
         self._reading = False
 
-    def attach(self, head: str | None, classes: int) -> None:
-        """Fix the head by its name in the model, and the number of classes."""
-        self.head, self.classes = head, classes
+    def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
+        """Fix the head by its name in the model, the number of its outputs, and whether these are maps."""
+        self.head, self.channels, self.fewest = head, channels, FEWEST if dense else 2
+
+    @property
+    def classes(self) -> int:
+        """How many classes an image or a pixel may have; two for each label."""
+        return self.channels if self.label is None else 2
+
+    def of_label(self, label: int) -> SplitModel:
+        """The same model as one of its labels sees it: a problem of two classes."""
+        view = copy.copy(self)
+        view.label = label
+        return view
 
     def forward(self, x: Tensor, *, update: bool = False) -> Output:
         """One pass; `update` lets the normalisation policy keep what it estimates, else it only reads."""
@@ -63,7 +95,7 @@ class SplitModel(nn.Module):
             layer = self.model.get_submodule(self.head)
             handles.append(layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))))
         try:
-            with normalizing(self.model, self.norm, update=update and not self._reading):
+            with normalizing(self.model, self.norm, update=update and not self._reading, fewest=self.fewest):
                 logits = self._run(x)
                 if len(calls) > 1:
                     raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
@@ -79,16 +111,17 @@ class SplitModel(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
-        return Output(x, features, scores, logits)
+        out = Output(x, features, scores, logits)
+        return out if self.label is None else out.of_label(self.label)
 
     __call__: Callable[..., Output]
 
     def _run(self, x: Tensor) -> Tensor:
-        return as_logits(run(self.model, x), self.output, rows=len(x))
+        return as_logits(run(self.model, x), self.output, rows=len(x), least=1 if self.multilabel else 2)
 
     def normalizing(self) -> AbstractContextManager[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
-        return normalizing(self.model, self.norm, update=False)
+        return normalizing(self.model, self.norm, update=False, fewest=self.fewest)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -109,18 +142,22 @@ class SplitModel(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The head's effective weight (C, D); a kernel larger than one is summed over its taps."""
+        weight = self._weight
+        return weight if self.label is None else torch.stack((torch.zeros_like(weight[0]), weight[self.label]))
+
+    @property
+    def _weight(self) -> Tensor:
         weight = self.layer.weight
         assert isinstance(weight, Tensor)
         return weight.flatten(2).sum(dim=2) if weight.ndim > 2 else weight
 
     def classify(self, features: Tensor) -> Tensor:
         """The head's scores of features (N, D)."""
-        bias = self.layer.bias
+        weight, bias = self._weight, self.layer.bias
         assert bias is None or isinstance(bias, Tensor)
-        features = features.to(self.weight.dtype)
-        return _promoted(
-            self.layer(features) if isinstance(self.layer, nn.Linear) else F.linear(features, self.weight, bias)
-        )
+        features = features.to(weight.dtype)
+        scores = self.layer(features) if isinstance(self.layer, nn.Linear) else F.linear(features, weight, bias)
+        return _promoted(scores if self.label is None else _two(scores, self.label))
 
     def clone(self) -> SplitModel:
         """A frozen copy with its own storage: a teacher, an anchor."""
@@ -148,7 +185,7 @@ def run(model: nn.Module, x: Tensor) -> Any:
         raise ValueError(f"the model cannot take images of shape {shape}, {x.dtype} on {x.device}: {error}") from error
 
 
-def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int) -> Tensor:
+def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, least: int = 2) -> Tensor:
     """The logits in what a model returned: a tensor, a dict's "out" or "logits", an object's `.logits`."""
     if output is not None:
         answer = output(answer)
@@ -160,10 +197,11 @@ def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int) ->
         raise ValueError(
             f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits"
         )
-    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < 2 or not answer.is_floating_point():
+    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < least or not answer.is_floating_point():
+        hint = "; multilabel=True if each channel is a label of its own" if answer.ndim > 1 == answer.shape[1] else ""
         raise ValueError(
             f"for {rows} inputs the model returned {tuple(answer.shape)} {answer.dtype}; "
-            f"logits must be floating point of shape ({rows}, classes) with at least two classes"
+            f"logits must be floating point of shape ({rows}, classes, ...) with at least two classes{hint}"
         )
     return answer
 
@@ -176,17 +214,18 @@ def find_head(
     name: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     strict: bool = True,
+    least: int = 2,
 ) -> tuple[str, Tensor]:
     """Probe a model with x: the name of its head, the last linear layer whose output is the logits, and the logits.
 
     With `name` that layer is checked instead of searched for; `strict=False` lets it be one whose features cannot be
-    used, because it sees maps where the model gives one answer per image.
+    used, because it sees maps where the model gives one answer per image. `least` is the fewest outputs it may have.
     """
     layers: dict[nn.Module, str] = {module: path for path, module in model.named_modules() if isinstance(module, HEADS)}
     if name is not None and name not in layers.values():
         last = ", ".join(list(layers.values())[-3:])
         raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
-    calls, logits = _watch(model, x, layers, output)
+    calls, logits = _watch(model, x, layers, output, least)
     paths = [path for path, *_ in calls]
     for path, layer, inp, out in reversed(calls):
         fits = _width(layer) == logits.shape[1] and (_aligned(layer, inp, out, logits) or not (strict or name is None))
@@ -205,7 +244,7 @@ def find_head(
 
 
 def _watch(
-    model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None
+    model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None, least: int
 ) -> tuple[list[tuple[str, nn.Module, Tensor, Tensor]], Tensor]:
     """One forward: what went in and out of the layers, in the order of their calls, and the logits."""
     calls: list[tuple[str, nn.Module, Tensor, Tensor]] = []
@@ -216,7 +255,7 @@ def _watch(
 
     handles = [layer.register_forward_hook(note) for layer in layers]
     try:
-        return calls, as_logits(run(model, x), output, rows=len(x))
+        return calls, as_logits(run(model, x), output, rows=len(x), least=least)
     finally:
         for handle in handles:
             handle.remove()

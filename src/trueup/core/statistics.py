@@ -28,11 +28,11 @@ POLICIES: dict[str, Callable[[Moments, Moments], Moments] | None] = {"source": N
 
 
 @contextmanager
-def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None]:
+def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2) -> Iterator[None]:
     """Let the BatchNorm layers of a model in eval mode follow a policy.
 
     With `update` the estimates of a policy that keeps some move to the batch first; else they are used as they stand. A
-    layer that sees a single value per channel (one image, 1×1 map) has no variance to estimate and keeps its own.
+    layer that sees fewer than `fewest` values per channel keeps its own statistics: one value has no variance.
     """
     rule = POLICIES[policy]
     if policy == "source" or (rule is not None and not update):
@@ -44,7 +44,7 @@ def normalizing(model: nn.Module, policy: str, *, update: bool) -> Iterator[None
     def prepare(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, _BatchNorm)
         x = args[0].detach()
-        if x.numel() == x.shape[1]:
+        if x.numel() < fewest * x.shape[1]:
             layer.running_mean, layer.running_var = kept[layer]
         elif rule is None:
             layer.running_mean = layer.running_var = None  # so that torch takes the batch's and updates nothing

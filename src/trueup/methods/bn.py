@@ -18,4 +18,5 @@ class Bn(Method):
         name="bn",
         title="BatchNorm adaptation",
         paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
+        tasks=("classification", "segmentation"),
     )

@@ -26,6 +26,7 @@ class Eata(Eta):
         name="eata",
         title="EATA",
         paper="Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022",
+        tasks=("classification", "segmentation"),
         needs=("prepare",),
     )
 

@@ -34,6 +34,7 @@ class Eta(GradientMethod):
         name="eta",
         title="ETA",
         paper="Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022",
+        tasks=("classification", "segmentation"),
     )
 
     def __post_init__(self) -> None:
@@ -57,9 +58,9 @@ class Eta(GradientMethod):
         # Differs: "auto" is not in the published code, which has 0.05 for 1,000 classes.
         epsilon = max(0.05, 1.25 / math.sqrt(classes)) if self.redundancy == "auto" else float(self.redundancy)
         h = entropy(out.logits)
-        probs = F.softmax(out.logits.detach(), dim=1)
+        probs = F.softmax(out.logits.detach(), dim=1).movedim(1, -1)
         # With m = 0, before any sample was selected, the cosine is 0 and nothing is redundant.
-        similarity = F.cosine_similarity(state.mean.to(probs).unsqueeze(0), probs, dim=1).abs()
+        similarity = F.cosine_similarity(state.mean.to(probs), probs, dim=-1).abs()
         threshold = self.margin * math.log(classes)
         chosen = (h.detach() < threshold) & ((similarity < epsilon) | ~state.mean.any())
         out.memo["chosen"] = probs[chosen]

@@ -30,6 +30,7 @@ class Lame(Method):
         title="LAME",
         paper="Boudiaf et al., Parameter-Free Online Test-Time Adaptation, CVPR 2022",
         needs=("head",),
+        unfit="it compares all pairs of a batch, and half a million pixels have more pairs than any memory holds",
     )
 
     def __post_init__(self) -> None:

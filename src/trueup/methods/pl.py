@@ -23,6 +23,7 @@ class Pl(GradientMethod):
         name="pl",
         title="Pseudo-labelling",
         paper="Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML workshop 2013",
+        tasks=("classification", "segmentation"),
     )
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ class ShotIm(GradientMethod):
         name="shot-im",
         title="SHOT-IM",
         paper="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
+        tasks=("classification", "segmentation"),
     )
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:

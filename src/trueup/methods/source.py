@@ -12,4 +12,9 @@ class Source(Method):
     """No adaptation: the paper's ERM row."""
 
     features_only = True
-    info = Info(name="source", title="No adaptation", paper="Vapnik, Statistical Learning Theory, 1998 (ERM)")
+    info = Info(
+        name="source",
+        title="No adaptation",
+        paper="Vapnik, Statistical Learning Theory, 1998 (ERM)",
+        tasks=("classification", "segmentation"),
+    )

@@ -24,6 +24,7 @@ class Tent(GradientMethod):
         name="tent",
         title="Tent",
         paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
+        tasks=("classification", "segmentation"),
     )
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:

@@ -18,20 +18,70 @@ class SkipCheck(Exception):  # noqa: N818  (it is no error)
     """A check that has nothing to check in this method; says why."""
 
 
+def kinds(method: type[Method]) -> list[str]:
+    """What a method is to be tested with: images, pixels of one class each, pixels of several labels."""
+    names = {"classification": ["classification"], "segmentation": ["segmentation", "multilabel"]}
+    return [kind for task in method.info.tasks for kind in names[task]]
+
+
 @dataclass(frozen=True)
 class Case:
-    """A method's class, and hyper-parameters to test it with where the defaults do not suit a tiny model."""
+    """A method's class, hyper-parameters where the defaults do not suit a tiny model, and what it is tested with."""
 
     method: type[Method]
     hyper: dict[str, Any] = field(default_factory=dict)
+    kind: str = "classification"
+
+    @property
+    def task(self) -> str:
+        """The task of the adapter."""
+        return "classification" if self.kind == "classification" else "segmentation"
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether each output is a label of its own."""
+        return self.kind == "multilabel"
+
+    def bare(self) -> Adapter:
+        """A new adapter of a tiny trained model, not prepared."""
+        return adapt(self.model(), self.method(**self.hyper), multilabel=self.multilabel)
 
     def adapter(self, model: nn.Module | None = None, *, example: Tensor | None = None, **hyper: Any) -> Adapter:
         """A new adapter of a tiny trained model; prepared, if the method asks for it."""
-        adapter = adapt(model or toys.convnet(), self.method(**{**self.hyper, **hyper}), example=example)
+        method = self.method(**{**self.hyper, **hyper})
+        adapter = adapt(model or self.model(), method, example=example, multilabel=self.multilabel)
         if "prepare" in self.method.info.needs:
             dtype = next(adapter.net.model.parameters()).dtype
-            adapter.prepare([toys.images(32, seed=s)[0].to(dtype) for s in (1, 2)])
+            adapter.prepare([self.images(32, seed=s)[0].to(dtype) for s in (1, 2)])
         return adapter
+
+    def model(self, norm: str = "batch", seed: int = 0) -> nn.Sequential:
+        """A tiny trained model, with BatchNorm or ("groups") with other normalisation and dropout."""
+        if self.task == "classification":
+            return toys.convnet(seed) if norm == "batch" else toys.patchnet(seed)
+        return toys.segnet(seed, norm=norm, multilabel=self.multilabel)
+
+    def images(self, n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Images and what they show."""
+        if self.task == "classification":
+            return toys.images(n, seed=seed, shift=shift)
+        x, y = toys.scenes(n, seed=seed, shift=shift)
+        return x, toys.as_labels(y) if self.multilabel else y
+
+    def stream(self, batches: int, size: int = 24, *, seed: int = 0, shift: float = 1.0) -> list[Tensor]:
+        """Shifted batches without labels."""
+        return [self.images(size, seed=50_000 + 1000 * seed + i, shift=shift)[0] for i in range(batches)]
+
+    def shape(self, n: int) -> tuple[int, ...]:
+        """The shape of the answer to n images."""
+        if self.task == "classification":
+            return n, toys.CLASSES
+        return n, 2 if self.multilabel else 3, toys.SCENE, toys.SCENE
+
+    def right(self, answer: Tensor, y: Tensor) -> Tensor:
+        """The part of an answer that is right."""
+        found = answer > 0 if self.multilabel else answer.argmax(dim=1)
+        return (found == y).float().mean()
 
     def has(self, name: str) -> bool:
         """Whether the method has this hyper-parameter."""
@@ -41,11 +91,6 @@ class Case:
     def learns(self) -> bool:
         """Whether the method takes gradient steps."""
         return issubclass(self.method, GradientMethod)
-
-
-def stream(batches: int, size: int = 24, *, seed: int = 0, shift: float = 1.0) -> list[Tensor]:
-    """Shifted batches without labels."""
-    return [toys.images(size, seed=50_000 + 1000 * seed + i, shift=shift)[0] for i in range(batches)]
 
 
 def play(adapter: Adapter, xs: list[Tensor]) -> list[Tensor]:

@@ -1,8 +1,9 @@
-"""Tiny trained models and the images they are trained on: gratings of six orientations, clean or shifted."""
+"""Tiny trained models and what they are trained on: gratings of six orientations, or scenes with two kinds of discs."""
 
 import copy
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 CLASSES = 6
 SIZE = 16
+SCENE = 32
 
 
 def images(n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -24,9 +26,33 @@ def images(n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
     colour = 0.3 + torch.rand(n, 3, 1, 1, generator=g)
     noise = torch.randn(n, 3, SIZE, SIZE, generator=g)
     x = (1 - 0.5 * shift) * wave.unsqueeze(1) * colour + (0.8 - 0.3 * shift) * noise
+    return x + shift * _tint(column), y
+
+
+def _tint(column: Tensor) -> Tensor:
+    """A colour cast with stripes."""
     tint = torch.tensor([0.9, -0.6, 0.4]).view(1, 3, 1, 1)
-    stripes = torch.sin(2.2 * column) * torch.tensor([0.4, 0.1, -0.3]).view(1, 3, 1, 1)
-    return x + shift * (tint + stripes), y
+    return tint + torch.sin(2.2 * column) * torch.tensor([0.4, 0.1, -0.3]).view(1, 3, 1, 1)
+
+
+def scenes(n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
+    """n images (n, 3, 32, 32) and masks (n, 32, 32): a bright disc (1), a striped one in it (2); `shift` as above."""
+    g = torch.Generator().manual_seed(seed)
+    row, column = torch.meshgrid(torch.arange(SCENE).float(), torch.arange(SCENE).float(), indexing="ij")
+    middle = 12 + 8 * torch.rand(n, 2, 1, 1, generator=g)
+    radius = 7 + 5 * torch.rand(n, 1, 1, generator=g)
+    away = ((row - middle[:, 0]).square() + (column - middle[:, 1]).square()).sqrt()
+    y = (away < radius).long() + (away < 0.6 * radius).long()
+    bright = (y == 1).float() + (y == 2) * torch.sin(1.5 * row)
+    colour = 0.4 + torch.rand(n, 3, 1, 1, generator=g)
+    noise = torch.randn(n, 3, SCENE, SCENE, generator=g)
+    x = (1 - 0.4 * shift) * bright.unsqueeze(1) * colour + (0.3 + 0.1 * shift) * noise
+    return x + 0.6 * shift * _tint(column), y
+
+
+def as_labels(y: Tensor) -> Tensor:
+    """Masks as two labels (n, 2, 32, 32): the whole disc, and the one in it."""
+    return torch.stack((y > 0, y > 1), dim=1)
 
 
 def convnet(seed: int = 0) -> nn.Sequential:
@@ -39,29 +65,69 @@ def patchnet(seed: int = 0) -> nn.Sequential:
     return copy.deepcopy(_trained("patch", seed))
 
 
+def segnet(seed: int = 0, *, norm: str = "batch", multilabel: bool = False) -> nn.Sequential:
+    """A trained segmenter with BatchNorm, or with GroupNorm and dropout ("groups"); its head is called "head"."""
+    return copy.deepcopy(_trained(f"{norm}-{'labels' if multilabel else 'classes'}", seed))
+
+
 @cache
 def _trained(kind: str, seed: int) -> nn.Sequential:
     devices: list[int] = []  # fork the CPU's generator only
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)
-        model = _conv() if kind == "conv" else _patch()
+        model = MODELS[kind]()
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         for step in range(200):
-            x, y = images(64, seed=1000 * (seed + 1) + step)
             optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            _loss(model, kind, seed=1000 * (seed + 1) + step).backward()
             optimizer.step()
     return model.eval()
 
 
+def _loss(model: nn.Module, kind: str, seed: int) -> Tensor:
+    if kind in ("conv", "patch"):
+        x, y = images(64, seed=seed)
+        return F.cross_entropy(model(x), y)
+    x, y = scenes(16, seed=seed)
+    if kind.endswith("labels"):
+        return F.binary_cross_entropy_with_logits(model(x), as_labels(y).float())
+    return F.cross_entropy(model(x), y)
+
+
 def _conv() -> nn.Sequential:
+    model = _body()
+    model.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+    model.add_module("head", nn.Linear(24, CLASSES))
+    return model
+
+
+def _dense(channels: int) -> nn.Sequential:
+    model = _body()
+    model.add_module("head", nn.Conv2d(24, channels, 1))
+    model.add_module("up", nn.Upsample(scale_factor=4, mode="bilinear"))
+    return model
+
+
+def _groups(channels: int) -> nn.Sequential:
+    model = nn.Sequential()
+    model.add_module("patch", nn.Conv2d(3, 32, 8, stride=4, padding=2))
+    model.add_module("norm0", nn.GroupNorm(4, 32))
+    model.add_module("relu", nn.ReLU())
+    model.add_module("mix", nn.Conv2d(32, 32, 3, padding=1))
+    model.add_module("norm1", nn.GroupNorm(4, 32))
+    model.add_module("gelu", nn.GELU())
+    model.add_module("dropout", nn.Dropout(0.1))
+    model.add_module("head", nn.Conv2d(32, channels, 1))
+    model.add_module("up", nn.Upsample(scale_factor=4, mode="bilinear"))
+    return model
+
+
+def _body() -> nn.Sequential:
     model = nn.Sequential()
     for i, (before, width) in enumerate(((3, 16), (16, 24))):
         model.add_module(f"conv{i}", nn.Conv2d(before, width, 3, stride=2, padding=1, bias=False))
         model.add_module(f"bn{i}", nn.BatchNorm2d(width))
         model.add_module(f"relu{i}", nn.ReLU())
-    model.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()))
-    model.add_module("head", nn.Linear(24, CLASSES))
     return model
 
 
@@ -78,3 +144,13 @@ def _patch() -> nn.Sequential:
     model.add_module("dropout", nn.Dropout(0.2))
     model.add_module("head", nn.Linear(48, CLASSES))
     return model
+
+
+MODELS: dict[str, Callable[[], nn.Sequential]] = {
+    "conv": _conv,
+    "patch": _patch,
+    "batch-classes": partial(_dense, 3),
+    "batch-labels": partial(_dense, 2),
+    "groups-classes": partial(_groups, 3),
+    "groups-labels": partial(_groups, 2),
+}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trueup.core.method import Method
-from trueup.testing.case import Case, SkipCheck
+from trueup.testing.case import Case, SkipCheck, kinds
 
 Check = Callable[[Case], None]
 CHECKS: dict[str, Check] = {}
@@ -17,13 +17,14 @@ def check(function: Check) -> Check:
 
 
 def check_method(method: type[Method], **hyper: Any) -> None:
-    """Run every check on a method; an AssertionError names those that fail."""
+    """Run every check on a method, for each of its tasks; an AssertionError names those that fail."""
     failures = []
-    for name, check in CHECKS.items():
-        try:
-            check(Case(method, hyper))
-        except SkipCheck:
-            continue
-        except Exception as error:
-            failures.append(f"{name}: {type(error).__name__}: {error}")
+    for kind in kinds(method):
+        for name, check in CHECKS.items():
+            try:
+                check(Case(method, hyper, kind))
+            except SkipCheck:
+                continue
+            except Exception as error:
+                failures.append(f"{name} ({kind}): {type(error).__name__}: {error}")
     assert not failures, f"{method.__name__} breaks the contract:\n" + "\n".join(failures)

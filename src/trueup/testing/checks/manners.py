@@ -12,20 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.adapter import Adapter
-from trueup.testing import toys
-from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same, stream
+from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same
 from trueup.testing.checks.contract import check
 
 
 @check
 def source_untouched(case: Case) -> None:
     """The user's model stays as it is: values, flags, modes, gradients."""
-    model = toys.convnet().train()
+    model = case.model().train()
     model.get_parameter("conv0.weight").requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     flags = [p.requires_grad for p in model.parameters()]
     adapter = case.adapter(model)
-    play(adapter, stream(3))
+    play(adapter, case.stream(3))
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
     assert flags == [p.requires_grad for p in model.parameters()]
     assert flags == [p.requires_grad for p in adapter.unwrap().parameters()]
@@ -43,7 +42,7 @@ def only_selected_change(case: Case) -> None:
     for hyper in choices:
         adapter = case.adapter(**hyper)
         before = {n: p.clone() for n, p in adapter.net.model.named_parameters()}
-        play(adapter, stream(3))
+        play(adapter, case.stream(3))
         changed = {n for n, p in adapter.net.model.named_parameters() if not torch.equal(p, before[n])}
         allowed = _expected_names(getattr(adapter.method, "params", "none"))
         assert changed <= allowed, f"{hyper}: {sorted(changed - allowed)} changed"
@@ -73,7 +72,7 @@ def _expected_names(params: Any) -> set[str]:
 @check
 def no_hooks_left(case: Case) -> None:
     """No hook stays on any module, also after an exception."""
-    model = toys.convnet()
+    model = case.model()
     adapter = case.adapter(model)
 
     def hooks() -> int:
@@ -81,7 +80,7 @@ def no_hooks_left(case: Case) -> None:
         modules = [*model.modules(), *adapter.modules()]
         return sum(len(getattr(m, kind)) for m in modules for kind in kinds)
 
-    play(adapter, stream(2))
+    play(adapter, case.stream(2))
     assert hooks() == 0
     for x in (torch.zeros(4, 2, 16, 16), torch.full((4, 3, 16, 16), torch.nan)):
         _refused(adapter, x)
@@ -91,7 +90,7 @@ def no_hooks_left(case: Case) -> None:
 @check
 def bad_input_changes_nothing(case: Case) -> None:
     """A clear error for what cannot be used, and an adapter that goes on as if it had not been asked."""
-    good = stream(1)[0]
+    good = case.stream(1)[0]
     nan, infinite = good.clone(), good.clone()
     nan[3, 0, 2, 2], infinite[0, 1, 0, 0] = torch.nan, -torch.inf
     bad = [nan, infinite, good[:0], good[0], good[:, :2], good.double(), (good * 50).to(torch.uint8), good.to("meta")]
@@ -123,7 +122,7 @@ def _refused(adapter: Adapter, x: Tensor) -> None:
 @check
 def random_stream_untouched(case: Case) -> None:
     """The user's random numbers are the same with and without the adapter."""
-    adapter, xs = case.adapter(), stream(3)
+    adapter, xs = case.adapter(), case.stream(3)
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     play(adapter, xs)
     adapter.reset()
@@ -134,7 +133,7 @@ def random_stream_untouched(case: Case) -> None:
 @check
 def own_random_stream(case: Case) -> None:
     """What the user draws in between does not change the adapter's answers."""
-    a, b, xs = case.adapter(), case.adapter(), stream(3)
+    a, b, xs = case.adapter(), case.adapter(), case.stream(3)
     first = play(a, xs)
     second = []
     for x in xs:
@@ -146,7 +145,7 @@ def own_random_stream(case: Case) -> None:
 @check
 def mode_proof(case: Case) -> None:
     """train() and eval() on the adapter, or on something that holds it, change nothing."""
-    a, b, xs = case.adapter(), case.adapter(), stream(3)
+    a, b, xs = case.adapter(), case.adapter(), case.stream(3)
     expected = play(a, xs)
     b.train()
     answers = [b(xs[0])]

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from trueup.core.adapter import adapt
 from trueup.core.registry import list_methods
-from trueup.testing import toys
-from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same, storages, stream
+from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same, storages
 from trueup.testing.checks.contract import check
 
 
@@ -22,8 +21,8 @@ from trueup.testing.checks.contract import check
 def loss_and_predict_only_read(case: Case) -> None:
     """Neither hook changes the model, the state or what the other returns."""
     adapter = case.adapter()
-    play(adapter, stream(2))
-    method, net, state, x = adapter.method, adapter.net, adapter.state, stream(3)[2]
+    play(adapter, case.stream(2))
+    method, net, state, x = adapter._hooks, adapter.net, adapter.state, case.stream(3)[2]
     out = method.forward(net, x, state)
     with torch.no_grad():
         method.observe(net, out, state)
@@ -38,7 +37,7 @@ def loss_and_predict_only_read(case: Case) -> None:
 @check
 def reset_is_exact(case: Case) -> None:
     """After reset the adapter equals a fresh one, and the stream gives the same answers, to the bit."""
-    xs = stream(4)
+    xs = case.stream(4)
     fresh, adapter = case.adapter(example=xs[0]), case.adapter()
     first = play(adapter, xs)
     adapter.reset()
@@ -49,7 +48,7 @@ def reset_is_exact(case: Case) -> None:
 @check
 def episodic_forgets(case: Case) -> None:
     """An episodic adapter answers each batch as a fresh one does, to the bit."""
-    xs = stream(3)
+    xs = case.stream(3)
     adapter = case.adapter(episodic=True)
     assert same(play(adapter, xs), [case.adapter()(x) for x in xs])
 
@@ -57,14 +56,14 @@ def episodic_forgets(case: Case) -> None:
 @check
 def resume_is_exact(case: Case) -> None:
     """Saved in the middle of a stream and loaded by a new adapter, it goes on to the bit, and resets to the bit."""
-    xs = stream(6)
+    xs = case.stream(6)
     adapter = case.adapter()
     start = play(adapter, xs[:3])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         adapter.save(path)
         assert [p.name for p in Path(folder).iterdir()] == ["state.safetensors"]
-        other = adapt(toys.convnet(), case.method(**case.hyper))
+        other = case.bare()
         other.load(path)
     assert difference(adapter, other) == []
     assert same(play(adapter, xs[3:]), play(other, xs[3:]))
@@ -77,23 +76,23 @@ def resume_is_exact(case: Case) -> None:
 def foreign_state_refused(case: Case) -> None:
     """Another method's, another model's, a truncated, an altered file: an error, and nothing has changed."""
     adapter = case.adapter()
-    play(adapter, stream(2))
+    play(adapter, case.stream(2))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         adapter.save(path)
         blob = path.read_bytes()
-        strangers = {"another model": case.adapter(toys.convnet(seed=1))}
-        name = next(n for n in list_methods() if n != case.method.info.name)
-        strangers["another method"] = adapt(toys.convnet(), name)
+        strangers = {"another model": case.adapter(case.model(seed=1))}
+        name = next(n for n in list_methods(case.task) if n != case.method.info.name)
+        strangers["another method"] = adapt(case.model(), name, multilabel=case.multilabel)
         files = {"truncated": blob[:-10], "empty": b"", "text": b"not a state", "longer": blob + b"\0"}
         files |= {f"byte {i}": _flipped(blob, i) for i in (0, 9, len(blob) // 2, len(blob) - 1)}
         for what, stranger in strangers.items():
-            play(stranger, stream(1))
+            play(stranger, case.stream(1))
             stranger.save(path)
             files[what] = path.read_bytes()
         for what, content in files.items():
             path.write_bytes(content)
-            for victim in (adapter, adapt(toys.convnet(), case.method(**case.hyper))):
+            for victim in (adapter, case.bare()):
                 before = frozen(victim)
                 try:
                     victim.load(path)
@@ -110,7 +109,7 @@ def _flipped(blob: bytes, i: int) -> bytes:
 @check
 def copies_go_on_alone(case: Case) -> None:
     """A deepcopy and a pickled copy go on to the bit as the original does, and leave it alone."""
-    xs = stream(5)
+    xs = case.stream(5)
     adapter = case.adapter()
     play(adapter, xs[:3])
     twin = copy.deepcopy(adapter)
@@ -127,13 +126,13 @@ def copies_go_on_alone(case: Case) -> None:
 def every_tensor_is_registered(case: Case) -> None:
     """All tensors of the state are its buffers or parameters; the method holds none, and only tensors change."""
     adapter = case.adapter()
-    play(adapter, stream(2))
+    play(adapter, case.stream(2))
     known = {id(t) for t in (*adapter.state.parameters(), *adapter.state.buffers())}
     loose = [path for path, t in _loose_tensors(adapter.state, "state", set()) if id(t) not in known]
     assert not loose, f"not registered: {loose}"
     assert not _loose_tensors(adapter.method, "method", set())
     before = {n: _plain(m) for n, m in adapter.state.named_modules()}
-    play(adapter, stream(2, seed=1))
+    play(adapter, case.stream(2, seed=1))
     assert before == {n: _plain(m) for n, m in adapter.state.named_modules()}, "an attribute that is no tensor changed"
 
 
@@ -159,9 +158,9 @@ def _loose_tensors(value: Any, path: str, seen: set[int]) -> list[tuple[str, Ten
 @check
 def no_shared_storage(case: Case) -> None:
     """No tensor is an alias of another: source, model, state, what reset goes back to."""
-    model = toys.convnet()
+    model = case.model()
     adapter = case.adapter(model)
-    play(adapter, stream(2))
+    play(adapter, case.stream(2))
     parts: list[Tensor] = list(adapter._source.values())
     for part in (model, adapter.net, adapter.state, adapter._fresh[0]):
         parts += [*part.parameters(), *part.buffers()]
@@ -178,7 +177,7 @@ def bounded_state(case: Case) -> None:
     def size() -> int:
         return sum(t.numel() * t.element_size() for t in (*adapter.state.parameters(), *adapter.state.buffers()))
 
-    play(adapter, stream(20))
+    play(adapter, case.stream(20))
     limit = size()
-    play(adapter, stream(40, seed=1))
+    play(adapter, case.stream(40, seed=1))
     assert size() <= limit, f"{limit} bytes after 20 batches, {size()} after 60"

@@ -1,0 +1,175 @@
+"""Images with masks: cases, which are volumes or photographs, cut into slices that networks see, and put back again.
+
+A network sees a square of pixels. Which part of a slice that is, a box says; it may reach beyond the image, where there
+is nothing. Predictions go back the same way, so that they lie on the image as it is on disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.data.domains import BrokenImageError, Image, Labels
+
+Mask = NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+CACHE = 2**29  # bytes of volumes that a domain keeps
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A case as it lies on disk, slices first; a photograph has one slice."""
+
+    image: NDArray[np.uint8]
+    """(Z, H, W, 1) grey or (Z, H, W, 3) colour; grey values of a scanner are brought to 0..255 by the reader."""
+    mask: Mask | None
+    """(Z, H, W): the class of each pixel, or None where nobody has drawn one."""
+    spacing: tuple[float, float, float]
+    """Millimetres between slices, rows and columns; ones where that is unknown."""
+    box: Box
+    """Top, left, height and width of what networks see of a slice, in pixels."""
+
+    def show(self, z: int, size: int | None = None) -> Image:
+        """What a network sees of slice z: (size, size, 3), or the box as it is."""
+        image = cut(self.image[z], self.box)
+        return np.repeat(_resize(image, size, smooth=True), 4 - image.shape[2], axis=2)[:, :, :3]
+
+    def answer(self, z: int, size: int | None = None) -> Mask:
+        """What a network should say to slice z: (size, size) class numbers, never in between two."""
+        if self.mask is None:
+            raise ValueError("this case has no mask")
+        return _resize(cut(self.mask[z][..., None], self.box), size, smooth=False)[..., 0]
+
+    def put_back(self, scores: NDArray[np.float32], outside: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores (C, size, size) of what a network saw, on the whole slice (C, H, W); `outside` (C,) beyond the box."""
+        return paste(scores, self.image.shape[1:3], self.box, outside)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case that is read when it is needed."""
+
+    name: str
+    slices: int
+    read: Callable[[], Volume]
+    """A BrokenImageError if it cannot be read."""
+    patient: str = ""
+    """Cases of one patient are never divided between training and validation; empty: a patient of its own."""
+
+
+class SliceDomain:
+    """A domain whose images are the slices of cases, in the order of the cases."""
+
+    def __init__(self, name: str, cases: Sequence[Case]) -> None:
+        self.name, self.cases = name, list(cases)
+        self.case = np.repeat(np.arange(len(self.cases)), [case.slices for case in self.cases])
+        """The number of the case of each slice."""
+        self.starts = np.cumsum([0, *(case.slices for case in self.cases)])
+        patients = {name: i for i, name in enumerate(dict.fromkeys(c.patient or c.name for c in self.cases))}
+        self.labels: Labels = np.array([patients[c.patient or c.name] for c in self.cases], dtype=np.int64)[self.case]
+        """The number of the patient of each slice: what an order of the stream may go by."""
+        self._kept: OrderedDict[int, Volume] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def volume(self, number: int) -> Volume:
+        """A case by its number, read now or kept from before."""
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+                return self._kept[number]
+        case = self.cases[number]
+        volume = case.read()
+        if len(volume.image) != case.slices:
+            raise BrokenImageError(f"{case.name} has {len(volume.image)} slices; its header said {case.slices}")
+        with self._lock:
+            self._kept[number] = volume
+            while sum(v.image.nbytes for v in self._kept.values()) > CACHE and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        return volume
+
+    def place(self, i: int) -> tuple[int, int]:
+        """The case of slice i, and which of its slices it is."""
+        number = int(self.case[i])
+        return number, int(i - self.starts[number])
+
+    def image(self, i: int, size: int | None = None) -> Image:
+        """What a network sees of slice i."""
+        number, z = self.place(i)
+        return self.volume(number).show(z, size)
+
+    def mask(self, i: int, size: int | None = None) -> Mask:
+        """What a network should say to slice i."""
+        number, z = self.place(i)
+        return self.volume(number).answer(z, size)
+
+    def label_of(self, i: int) -> str:
+        """The case, and the slice if there are several."""
+        number, z = self.place(i)
+        case = self.cases[number]
+        return case.name if case.slices == 1 else f"{case.name}[{z}]"
+
+
+def whole(height: int, width: int) -> Box:
+    """The box that is all of a slice."""
+    return 0, 0, height, width
+
+
+def field_of_view(height: int, width: int, spacing: tuple[float, float, float], millimetres: float) -> Box:
+    """A square of so many millimetres in the middle of a slice."""
+    tall, wide = round(millimetres / spacing[1]), round(millimetres / spacing[2])
+    return (height - tall) // 2, (width - wide) // 2, tall, wide
+
+
+def window(values: NDArray[np.generic], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:
+    """Grey values of a scanner as 0..255: clipped at two percentiles of the volume, linear in between."""
+    values = np.asarray(values, dtype=np.float32)
+    bottom, top = np.percentile(values, [low, high])
+    scaled = (values - bottom) / max(float(top - bottom), 1e-12)
+    return np.asarray(np.clip(255 * scaled + 0.5, 0, 255).astype(np.uint8))
+
+
+def cut(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    """The part of (H, W, C) in a box; zero where the box reaches beyond the image."""
+    top, left, tall, wide = box
+    part = pixels[max(0, top) : max(0, top + tall), max(0, left) : max(0, left + wide)]
+    above, before = min(tall, max(0, -top)), min(wide, max(0, -left))
+    below, after = tall - above - part.shape[0], wide - before - part.shape[1]
+    if not (above or below or before or after):
+        return part
+    return np.pad(part, ((above, below), (before, after), (0, 0)))
+
+
+def paste(
+    scores: NDArray[np.float32], shape: tuple[int, int], box: Box, outside: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The reverse of cutting and resizing: (C, size, size) on (C, H, W), `outside` (C,) beyond the box."""
+    from PIL import Image as Pillow
+
+    top, left, tall, wide = box
+    canvas = np.repeat(np.repeat(outside[:, None, None], shape[0], axis=1), shape[1], axis=2).astype(np.float32)
+    rows, columns = slice(max(0, top), max(0, top + tall)), slice(max(0, left), max(0, left + wide))
+    target = canvas[:, rows, columns]
+    up, across = max(0, -top), max(0, -left)
+    for channel, values in zip(target, scores, strict=True):
+        full = values
+        if values.shape != (tall, wide):
+            picture = Pillow.fromarray(np.ascontiguousarray(values, dtype=np.float32))
+            full = np.asarray(picture.resize((wide, tall), Pillow.Resampling.BILINEAR))
+        channel[:] = full[up : up + channel.shape[0], across : across + channel.shape[1]]
+    return canvas
+
+
+def _resize(pixels: NDArray[np.uint8], size: int | None, *, smooth: bool) -> NDArray[np.uint8]:
+    """(H, W, 1 or 3) as (size, size, ...); class numbers are taken, not mixed."""
+    if size is None or pixels.shape[:2] == (size, size):
+        return pixels
+    from PIL import Image as Pillow
+
+    how = Pillow.Resampling.BILINEAR if smooth else Pillow.Resampling.NEAREST
+    picture = Pillow.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
+    return np.asarray(picture.resize((size, size), how)).reshape(size, size, pixels.shape[2])

@@ -1,0 +1,120 @@
+"""TSD for segmenters: a pixel takes the place of an image.
+
+The paper segments, but says neither which pixels enter the bank nor how many, and its code for that was never released.
+What is decided here, and why, is in docs/segmentation.md.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trueup.core.method import GradientMethod, Info, flag, in_range, whole
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import entropy, soft_cross_entropy
+from trueup.ring import Ring
+
+SEED_WEIGHT = 1e-6  # what the head's rows count as neighbours: they stand for no pixel
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PixelTsd(GradientMethod):
+    """L = L_tsd + λ L_mslc, at the resolution of the head: L_tsd over all pixels, L_mslc over some drawn at random."""
+
+    per_class: int | str | None = "half"
+    """Which entries of a class make its prototype: "half" (those of lower entropy), None (all), or a number M: then the
+    bank keeps the M of lowest entropy for ever, as the paper does with images, instead of the newest."""
+    neighbors: int = 64
+    """K: neighbours in the bank that a prediction is aligned with."""
+    alignment: float = 0.1
+    """λ: weight of the alignment with neighbours."""
+    consistency: bool = True
+    """Learn only from pixels whose nearest prototype agrees with the prediction."""
+    balanced: bool = True
+    """Let all predicted classes count alike in L_tsd, however many pixels they have."""
+    samples: int = 32
+    """Pixels of each image and predicted class that enter the bank, drawn at random."""
+    capacity: int | None = None
+    """Entries of each class in the bank; 1,024, or M."""
+    queries: int = 1024
+    """Pixels of each batch that are aligned with their neighbours, drawn at random."""
+
+    info = Info(
+        name="tsd",
+        title="TSD on pixels",
+        paper="Wang et al., Feature Alignment and Uniformity for Test Time Adaptation, CVPR 2023",
+        tasks=("segmentation",),
+        needs=("head",),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per_class != "half":
+            whole("per_class", self.per_class, 1, none=True)
+        for name in ("neighbors", "samples", "queries", "capacity"):
+            whole(name, getattr(self, name), 1, none=name == "capacity")
+        in_range("alignment", self.alignment, 0)
+        for name in ("consistency", "balanced"):
+            flag(name, getattr(self, name))
+        keeps = self.per_class if isinstance(self.per_class, int) else None
+        if keeps is not None and self.capacity not in (None, keeps):
+            raise ValueError(f"capacity={self.capacity}: with per_class={keeps} the bank keeps {keeps} of each class")
+        object.__setattr__(self, "capacity", self.capacity or keeps or 1024)
+
+    def init(self, net: SplitModel) -> Ring:
+        """A bank that starts with the head's rows w_k, each in its own class."""
+        assert self.capacity is not None
+        weight = net.weight.detach()
+        ring = Ring(net.classes, weight.shape[1], self.capacity, weight, lowest=isinstance(self.per_class, int))
+        scores, labels = net.classify(weight), torch.arange(net.classes, device=weight.device)
+        small = torch.full_like(labels, SEED_WEIGHT, dtype=scores.dtype)
+        ring.insert(weight, F.softmax(scores, dim=1), labels, entropy(scores), small)
+        return ring
+
+    def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
+        """One pass; the pixels to align are drawn here, so that the loss has nothing random."""
+        out = net(x, update=True)
+        out.memo["queries"] = torch.randperm(out.scores[:, 0].numel(), device=x.device)[: self.queries]
+        return out
+
+    def observe(self, net: SplitModel, out: Output, state: Ring) -> None:
+        """Some pixels of each image and class enter; an entry weighs as many pixels as it stands for."""
+        z, p = out.features.flatten(2), out.scores.flatten(2)
+        label, draw = p.argmax(dim=1), torch.rand(p[:, 0].shape, device=p.device)
+        for k in label.unique().tolist():
+            mine = label == k
+            drawn = draw.masked_fill(~mine, -1).topk(min(self.samples, mine.shape[1]), dim=1)
+            image, slot = (drawn.values >= 0).nonzero(as_tuple=True)
+            pixel, count = drawn.indices[image, slot], mine.sum(dim=1)[image]
+            scores, share = p[image, :, pixel], count / count.clamp(max=self.samples)
+            state.insert(z[image, :, pixel], F.softmax(scores, dim=1), label[image, pixel], entropy(scores), share)
+
+    def loss(self, net: SplitModel, out: Output, state: Ring) -> Tensor | None:
+        """The two terms of the paper over pixels."""
+        z, p = (t.flatten(2).to(state.features.dtype) for t in (out.features, out.scores))
+        s = F.softmax(p, dim=1)
+        distillation = self._distillation(z, p, s.detach(), state)
+        if self.alignment == 0:
+            return distillation
+        image, pixel = out.memo["queries"] // z.shape[2], out.memo["queries"] % z.shape[2]
+        similarity, q, weight = state.neighbors(z.detach()[image, :, pixel], self.neighbors)
+        weight = weight / weight.mean(dim=1, keepdim=True)
+        distance = (s[image, :, pixel].unsqueeze(1) - q).square().sum(dim=2)
+        aligned = self.alignment * (similarity * weight * distance).mean()
+        return aligned if distillation is None else distillation + aligned
+
+    def _distillation(self, z: Tensor, p: Tensor, target: Tensor, bank: Ring) -> Tensor | None:
+        prototypes = F.normalize(bank.prototypes(0.5 if self.per_class == "half" else 1.0), p=2, dim=1, eps=1e-12)
+        u = (prototypes @ z) / z.norm(p=2, dim=1, keepdim=True).clamp(min=1e-12)
+        label = p.argmax(dim=1)
+        weight = torch.ones_like(u[:, 0])
+        if self.balanced:
+            weight /= label.flatten().bincount(minlength=p.shape[1])[label]
+        if self.consistency:
+            weight *= u.argmax(dim=1) == label
+        total = weight.sum()
+        return (weight * soft_cross_entropy(target, u)).sum() / total if bool(total > 0) else None
