@@ -25,13 +25,15 @@ ALLOWED = {
     "source": {"core", "data"},
     "bench": {"core", "data", "source", "version"},
     "report": {"bench.records"},
-    "cli": {"core", "data", "source", "bench", "report", "version", "methods"},
+    "deploy": {"core", "data"},
+    "cli": {"core", "data", "source", "bench", "report", "deploy", "version", "methods"},
     "__init__": {"core", "methods", "version", "bench", "data"},
 }
 EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplotlib ray scipy sklearn pandas PIL"
 EXTRAS += " pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())
-BARE = {"version", "losses", "memory", "ring", "core", "methods", "testing", "__init__"}  # torch, numpy, safetensors: no more
+# Torch, numpy, safetensors: no more.
+BARE = {"version", "losses", "memory", "ring", "core", "methods", "testing", "__init__"}
 
 
 def imports(path: Path) -> set[str]:

@@ -79,3 +79,16 @@ class Ring(nn.Module):
 def _or_last(entropy: Tensor, arrival: Tensor) -> Tensor:
     """The entropy of entries, infinite where there is none."""
     return entropy.masked_fill(arrival < 0, torch.inf)
+
+
+def draw_pixels(label: Tensor, samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    """At most so many pixels of each image and class in (N, P), drawn at random: image, pixel, what each stands for."""
+    draw, parts = torch.rand(label.shape, device=label.device), []
+    for k in label.flatten().bincount().nonzero().flatten().tolist():
+        mine = label == k
+        drawn = draw.masked_fill(~mine, -1).topk(min(samples, label.shape[1]), dim=1)
+        image, slot = (drawn.values >= 0).nonzero(as_tuple=True)
+        count = mine.sum(dim=1)[image]
+        parts.append((image, drawn.indices[image, slot], count / count.clamp(max=samples)))
+    image, pixel, share = (torch.cat(part) for part in zip(*parts, strict=True))
+    return image, pixel, share

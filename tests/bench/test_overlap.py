@@ -181,7 +181,7 @@ def test_a_case_is_measured_structure_by_structure() -> None:
     none = np.zeros_like(truth)
     predictions = {"none": none, "lv": prediction, "missed": none, "invented": prediction}
     truths = {"lv": truth, "missed": truth, "invented": none, "none": none}
-    result = measure(predictions, truths, (3.0, 1.0, 1.0), flat=False)
+    result = measure(predictions, truths, (3.0, 1.0, 1.0))
     assert result == {
         "lv": {"dice": pytest.approx(2 / 3), "hd95": pytest.approx(3.0), "assd": pytest.approx(28 / 26)},
         "missed": {"dice": 0.0, "hd95": None, "assd": None},
@@ -192,10 +192,9 @@ def test_a_case_is_measured_structure_by_structure() -> None:
     assert {type(v) for values in result.values() for v in values.values()} == {float, type(None)}
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_one_slice_is_measured_in_its_plane(flat: bool) -> None:
+def test_one_slice_is_measured_in_its_plane() -> None:
     prediction, truth = block((8, 8), (2, 5), (2, 5)), block((8, 8), (3, 6), (2, 5))
-    result = measure({"disc": prediction[None]}, {"disc": truth[None]}, (9.0, 2.0, 0.5), flat=flat)
+    result = measure({"disc": prediction[None]}, {"disc": truth[None]}, (9.0, 2.0, 0.5))
     # In space every element would be at the surface, and the two within the other square would be at no distance.
     assert result == {"disc": {"dice": 0.75, "hd95": pytest.approx(2.0), "assd": pytest.approx(9 / 12)}}
 
@@ -255,11 +254,9 @@ def test_what_would_give_a_wrong_number_is_refused() -> None:
             assd(square, square, (1.0, step))
     with pytest.raises(ValueError, match="of one image"):
         vcdr(volume, volume)
-    with pytest.raises(ValueError, match=r"lv: masks are .* not .1, H, W."):
-        measure({"lv": volume}, {"lv": volume}, (1.0, 1.0, 1.0), flat=True)
     with pytest.raises(ValueError, match=r"lv: masks are .* not .Z, H, W."):
-        measure({"lv": square}, {"lv": square}, (1.0, 1.0), flat=False)
+        measure({"lv": square}, {"lv": square}, (1.0, 1.0))
     with pytest.raises(ValueError, match="name them alike"):
-        measure({"lv": volume}, {"rv": volume}, (1.0, 1.0, 1.0), flat=False)
+        measure({"lv": volume}, {"rv": volume}, (1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="no cases"):
         summary([])

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.bench import protocol
+from trueup.bench import judges, protocol
 from trueup.bench.protocol import Indices, Stage, make_stream
 from trueup.bench.records import steady
 from trueup.bench.settings import PAPER, Run
@@ -89,13 +89,13 @@ def by_hand(adapter: Callable[[Tensor], Tensor], place: Place, stream: Sequence[
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """The probabilities and labels that were measured, run by run."""
     calls: Seen = []
-    measure = protocol.measure
+    measure = judges.measure
 
     def note(probs: Any, labels: Any) -> dict[str, Any]:
         calls.append((probs, labels))
         return measure(probs, labels)
 
-    monkeypatch.setattr(protocol, "measure", note)
+    monkeypatch.setattr(judges, "measure", note)
     return calls
 
 
@@ -492,6 +492,29 @@ def test_broken_images_are_counted_and_labels_stay_aligned(name: str, seen: Seen
     left = [np.array([i for i in b if i not in broken]) for b in whole.stream]
     expected = by_hand(trueup.adapt(net(), name), whole.loader.place, [b for b in left if len(b)])
     assert same(seen[0], expected)
+
+
+@pytest.mark.parametrize("name", ["source", "tent"])
+def test_broken_images_beyond_the_limit_are_not_counted(name: str) -> None:
+    place = Place([domain(41, seed=1, broken=range(0, 41, 2))])
+    loader = Loader(place, 16, "half", keep=True)
+    whole = make_stream(place, "iid", {}, seed=0, batch=8, limit=None, reset=False)
+    few = make_stream(place, "iid", {}, seed=0, batch=8, limit=13, reset=False)
+    Stage(net(), loader, whole).run(make_method(name, {}))  # the loader has met all of them before
+    results = Stage(net(), loader, few).run(make_method(name, {})).results
+    lost = [i for i in np.concatenate(few) if i % 2 == 0]
+    assert (results["broken"], results["images"]) == (len(lost), 13 - len(lost))
+
+
+@pytest.mark.parametrize("name", ["source", "tent"])
+def test_broken_image_that_is_shown_three_times_is_counted_three_times(name: str) -> None:
+    """What was shown is what was answered and what was broken: the two numbers have to add up."""
+    place = Place([domain(12, seed=1, broken=[3])])
+    stream = [np.array([0, 3, 5, 0]), np.array([3, 7, 3, 8])]
+    ground = Stage(net(), Loader(place, 16, "half", keep=True), stream)
+    for _ in range(2):
+        results = ground.run(make_method(name, {})).results
+        assert (results["broken"], results["images"], results["broken_files"]) == (3, 5, ["d1[3]"])
 
 
 def test_reset_happens_although_the_batches_around_the_border_are_broken(seen: Seen) -> None:

@@ -330,6 +330,8 @@ def test_checkpoints_are_filled_in_for_target_and_seed(tmp_path: Path) -> None:
 
 def test_id_of_a_run_never_changes() -> None:
     assert one().digest() == "68b1644e43b19a59"
+    assert one(training={"multilabel": False}).digest() == "68b1644e43b19a59"
+    assert "multilabel" not in one().model_dump(mode="json")["source"]
 
 
 def test_id_changes_with_every_setting() -> None:
@@ -351,6 +353,7 @@ def test_id_changes_with_every_setting_of_training() -> None:
         "algorithm": "swad", "iterations": 1, "batch": 1, "lr": 1.0, "optimizer": "sgd", "weight_decay": 1.0,
         "decay_at": (0.5,), "augment": "shift", "normalize": "imagenet", "size": 8, "holdout": 0.5, "every": 1,
         "first": 1, "converge": 1, "tolerate": 1, "tolerance": 1.0, "refresh": 1,
+        "multilabel": True,
     }  # fmt: skip
     assert set(others) == set(Training.model_fields)
     found = {

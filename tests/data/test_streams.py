@@ -147,6 +147,19 @@ def test_slots() -> None:
     assert np.array_equal(streams.dirichlet(many, many * 0, 0), streams.dirichlet(many, many * 0, 0, slots=100))
 
 
+def test_cases_shuffles_patients_and_leaves_their_slices_as_they_lie() -> None:
+    """Patients of one to ten slices, some of two scans that lie apart."""
+    patients = np.concatenate([np.repeat(np.arange(10), np.arange(10) + 1), [3, 3, 7]])
+    orders = [streams.cases(patients, np.zeros_like(patients), seed) for seed in range(20)]
+    for order in orders:
+        assert len(runs(patients[order])) == 10
+        for patient in range(10):
+            own = [i for i in order.tolist() if patients[i] == patient]
+            assert own == sorted(own)
+    firsts = Counter(int(patients[order[0]]) for order in orders)
+    assert len(firsts) > 5
+
+
 def test_class_sorted_changes_class_as_rarely_as_can_be() -> None:
     labels = LABELS[streams.class_sorted(LABELS, THREE, 0)]
     sequences = []
@@ -160,7 +173,7 @@ def test_class_sorted_changes_class_as_rarely_as_can_be() -> None:
     assert order[:EACH].tolist() != sorted(order[:EACH].tolist())  # the images of a class are shuffled too
 
 
-@pytest.mark.parametrize("name", ["continual", "dirichlet", "class-sorted", "label-shift"])
+@pytest.mark.parametrize("name", ["continual", "dirichlet", "class-sorted", "cases", "label-shift"])
 def test_domains_come_in_the_order_of_their_numbers(name: str) -> None:
     domains = np.array([5, 0, 11])[THREE]  # in the order of the images, 5 may come first
     order = streams.order(name, LABELS, domains, 0)

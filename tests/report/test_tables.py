@@ -56,6 +56,33 @@ def test_source_models_of_several_seeds_are_runs_of_their_own() -> None:
     near(cell(only(runs), "tsd", "a"), 0.6, 0.2 / ROOT2, 2)
 
 
+def masks(method: str, target: str, dice: float | None, **changes: Any) -> dict[str, Any]:
+    """A run of a segmenter."""
+    return record(method, target, 0, 1.0, **{"results": {"dice": dice, "hd95": 4.0, "images": 8}, **changes})
+
+
+def test_without_a_metric_masks_show_dice_and_classes_accuracy() -> None:
+    """Each table for itself, though both are in one folder; a metric that is named holds for all."""
+    eyes = [masks("source", "eye", 0.5, dataset="eyes"), masks("tsd", "eye", 0.75, dataset="eyes")]
+    first, second = tables([*study(), *eyes])
+    assert (first.metric.name, second.metric.name) == ("accuracy", "dice")
+    near(cell(first, "tsd", "b"), 0.8, 0.1, 3)
+    near(cell(second, "tsd", "eye"), 0.75, None, 1)
+    near(cell(second, "tsd", "gain"), 0.25, None, 1)
+    assert "| tsd" in render(second, "markdown")
+    assert "75.0" in render(second, "markdown")
+    near(cell(only(eyes, metric="hd95"), "source", "eye"), 4.0, None, 1)
+    assert only(eyes, metric="accuracy").rows[0].cells[0] is None
+
+
+def test_masks_of_which_one_run_failed_or_has_no_dice_still_show_dice() -> None:
+    runs = [record("source", "eye", 0, None, dataset="eyes"), masks("bn", "eye", None, dataset="eyes")]
+    table = only([*runs, masks("tsd", "eye", 0.75, dataset="eyes")])
+    assert table.metric.name == "dice"
+    assert cell(table, "bn", "eye") is None
+    near(cell(table, "tsd", "eye"), 0.75, None, 1)
+
+
 def test_missing_cell_takes_the_average_along() -> None:
     runs = [r for r in study() if (r["settings"]["method"], r["settings"]["target"]) != ("tent", "b")]
     table = only(runs)

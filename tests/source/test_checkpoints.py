@@ -23,7 +23,7 @@ from trueup.source.checkpoints import (
     read_header,
 )
 from trueup.source.nets import build
-from trueup.source.recipe import Recipe, Training
+from trueup.source.recipe import Given, Recipe, Training
 
 RECIPE = Recipe(dataset="made-up", sources=("a",), classes=3, network="digits-net", training=Training(size=8))
 REPORT = {"history": [{"iteration": 1, "accuracy": 0.5, "loss": 1.25}], "kept": {"accuracy": 0.5}, "broken": ["ü.png"]}
@@ -137,10 +137,40 @@ def test_our_own_file_may_not_have_seen_the_target(store: Store, model: nn.Modul
     store.save(RECIPE, model, REPORT)
     seen = RECIPE.sources[0]
     with pytest.raises(ValueError, match=f"was trained on {seen}, which cannot be a target"):
-        given(store.path(RECIPE), ["elsewhere", seen], RECIPE.dataset, 224, "imagenet")
-    said = given(store.path(RECIPE), ["elsewhere"], RECIPE.dataset, 224, "imagenet")
+        given(store.path(RECIPE), ["elsewhere", seen], RECIPE.dataset, Training(normalize="half"))
+    said = given(store.path(RECIPE), ["elsewhere"], RECIPE.dataset, Training(normalize="half", multilabel=True))
     assert (said.recipe, said.sources) == (RECIPE.digest(), RECIPE.sources)
-    assert (said.size, said.normalize) == (RECIPE.training.size, RECIPE.training.normalize)
+    assert (said.size, said.normalize, said.multilabel) == (8, "imagenet", False)  # what the file says
+
+
+def test_our_own_file_may_have_seen_a_namesake_in_another_dataset(store: Store, model: nn.Module) -> None:
+    store.save(RECIPE, model, REPORT)
+    assert given(store.path(RECIPE), [RECIPE.sources[0]], "other", Training()).recipe == RECIPE.digest()
+
+
+@pytest.mark.parametrize(("source", "target"), [("a:all", "a"), ("a:all", "a:test"), ("a", "a:test")])
+def test_a_part_of_what_a_model_has_seen_is_no_target_for_it(
+    source: str, target: str, store: Store, model: nn.Module
+) -> None:
+    recipe = RECIPE.model_copy(update={"sources": (source,)})
+    store.save(recipe, model, REPORT)
+    with pytest.raises(ValueError, match=f"was trained on {target}, which cannot be a target"):
+        given(store.path(recipe), [target], recipe.dataset, Training())
+
+
+def test_our_own_file_says_whether_its_outputs_are_labels(store: Store, model: nn.Module) -> None:
+    recipe = RECIPE.model_copy(update={"training": Training(size=8, multilabel=True)})
+    store.save(recipe, model, REPORT)
+    assert given(store.path(recipe), ["b"], recipe.dataset, Training()).multilabel
+
+
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_somebody_elses_file_is_seen_as_the_settings_say(multilabel: bool, model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "plain.pt"
+    torch.save(model.state_dict(), path)
+    said = given(path, ["a"], RECIPE.dataset, Training(size=16, normalize="half", multilabel=multilabel))
+    expected = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    assert said == Given(checkpoint=expected, size=16, normalize="half", multilabel=multilabel)
 
 
 def test_our_own_file_with_other_classes_is_refused(store: Store, model: nn.Module) -> None:

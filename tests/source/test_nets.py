@@ -116,8 +116,8 @@ def test_unknown_names(name: str, near: str | None) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(ValueError, match="at least two classes, not 1"):
-        build("digits-net", 1)
+    with pytest.raises(ValueError, match="at least one output, not 0"):
+        build("digits-net", 0)
     with pytest.raises(ValueError, match='weights=\'imagnet\' is neither "none" nor "imagenet"'):
         build("digits-net", 5, weights="imagnet")
 

@@ -47,6 +47,7 @@ OTHER_TRAINING: dict[str, Any] = {
     "tolerate": 7,
     "tolerance": 0.2,
     "refresh": 501,
+    "multilabel": True,
 }
 
 
@@ -85,6 +86,19 @@ def test_the_hash_depends_on_values_alone_not_on_how_they_are_written() -> None:
     b = Training(iterations=10, lr=1.0, decay_at=(0.5, 0.7), batch=32)
     assert a.digest() == b.digest()
     assert Recipe(**Recipe(**RECIPE).model_dump(mode="json")) == Recipe(**RECIPE)
+
+
+@pytest.mark.parametrize("kind", [Training, Given])
+def test_a_classifier_says_nothing_of_labels(kind: type[Training | Given]) -> None:
+    """The field is younger than the files and records of classifiers, which keep their names."""
+    base: dict[str, Any] = {Training: {}, Given: {"checkpoint": "sha256:0"}}[kind]
+    assert "multilabel" not in kind(**base).model_dump(mode="json")
+    assert kind(**base).digest() == kind(**base, multilabel=False).digest()
+    assert kind(**base, multilabel=True).model_dump(mode="json")["multilabel"] is True
+    for value in (False, True):
+        made = kind(**base, multilabel=value)
+        assert kind(**made.model_dump(mode="json")) == made
+    assert "multilabel" not in Recipe(**RECIPE).model_dump(mode="json")["training"]
 
 
 # What is refused

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import trueup.source.tasks as tasks
 import trueup.source.train as training
 from trueup.core import files
 from trueup.data.datasets import Dataset
@@ -512,7 +513,7 @@ def test_augmentation_is_for_training_alone_and_differs_each_time(
     def noise(image: Image, size: int, rng: np.random.Generator) -> Image:
         return rng.integers(256, size=(size, size, 3), dtype=np.uint8)
 
-    monkeypatch.setitem(training.TRANSFORMS, "shift", noise)
+    monkeypatch.setitem(tasks.TRANSFORMS, "shift", noise)
     train(recipe("spy", augment="shift"), dataset(), Store(tmp_path))
     trained = torch.cat([x for training_mode, x in seen if training_mode])
     assert len(trained.flatten(1).unique(dim=0)) == len(trained) == 8 * 8

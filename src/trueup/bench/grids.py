@@ -15,12 +15,18 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
 }
 """The paper's grids; for methods that it gives none for, its grid of learning rates."""
+PIXELS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "tsd": {"lr": LR, "alignment": (0.1, 1.0)},
+    **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
+}
+"""For masks, where the paper gives none: learning rates, and the weight of TSD's neighbours."""
 
 
-def grid(method: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+def grid(method: str, given: Mapping[str, Any], task: str = "classification") -> list[dict[str, Any]]:
     """The combinations to search, smallest learning rate first; what is given stays fixed."""
-    axes = {key: values for key, values in GRIDS.get(method, {}).items() if key not in given}
+    grids = GRIDS if task == "classification" else PIXELS
+    axes = {key: values for key, values in grids.get(method, {}).items() if key not in given}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    first = GRIDS.get(method, {}).get("neighbors", (None,))[0]
+    first = grids.get(method, {}).get("neighbors", (None,))[0]
     combinations = [c for c in combinations if c.get("affinity") != "linear" or c.get("neighbors", first) == first]
     return sorted(combinations, key=lambda c: c.get("lr", 0.0)) if axes else []

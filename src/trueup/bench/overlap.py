@@ -71,12 +71,12 @@ def vcdr(disc: Region, cup: Region) -> float:
 
 
 def measure(
-    predictions: Mapping[str, Region], truths: Mapping[str, Region], spacing: Sequence[float], *, flat: bool
+    predictions: Mapping[str, Region], truths: Mapping[str, Region], spacing: Sequence[float]
 ) -> dict[str, Values]:
     """Dice, hd95 and assd of each structure of one case, None where undefined: JSON has no nan.
 
     Masks are (Z, H, W), spacing is of slices, rows and columns. A case of one slice is measured in its plane: in space
-    all of it would be surface. `flat` says that it must be one slice, as a photograph is.
+    all of it would be surface.
     """
     if predictions.keys() != truths.keys():
         raise ValueError(f"predicted are {sorted(predictions)}, but the truth has {sorted(truths)}: name them alike")
@@ -84,8 +84,8 @@ def measure(
     for name, truth in truths.items():
         prediction = predictions[name]
         _check(prediction, truth, spacing)
-        if truth.ndim != 3 or (flat and len(truth) != 1):
-            raise ValueError(f"{name}: masks are {truth.shape}, not {'(1, H, W)' if flat else '(Z, H, W)'}")
+        if truth.ndim != 3:
+            raise ValueError(f"{name}: masks are {truth.shape}, not (Z, H, W)")
         if len(truth) == 1:
             distances = surface_distances(prediction[0], truth[0], spacing[1:])
         else:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trueup.bench.environment import peak_memory, watch_memory
-from trueup.bench.metrics import accuracy, measure
+from trueup.bench.judges import ClassJudge, Judge, MaskJudge
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
@@ -70,6 +69,9 @@ class Stage:
     device: str = "cpu"
     prepare: Callable[[], Iterable[Tensor]] | None = None
     """Source images, for methods that want to see some before deployment."""
+    structures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of masks: what is scored."""
+    multilabel: bool = False
     passes: dict[str, Pass | None] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
 
@@ -82,52 +84,51 @@ class Stage:
         else:
             self._warm_up(method)
             watch_memory(self.device)
-            adapter = Adapter(self.model, method, seed=self.seed).to(self.device)
+            adapter = self.adapter(method).to(self.device)
             stream = self.loader.batches(self.stream)
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
-        answers, seconds, updates = self.online(adapter, stream, progress)
+        place = self.loader.place
+        judge: Judge = MaskJudge(place, self.structures, self.multilabel) if self.structures else ClassJudge(place)
+        seconds, updates = self.online(adapter, stream, progress, judge.take)
         memory = peak_memory(self.device)
         if shared is not None:  # the pass is part of the cost of everyone who uses it
             seconds, memory = seconds + shared.seconds, max(memory, shared.memory)
-        results = self._measure(method, answers) | {"updates": updates}
+        results = judge.results() | {"updates": updates}
+        results["broken"] = sum(map(len, self.stream)) - results["images"]
+        if results["broken"]:
+            results["broken_files"] = sorted(self.loader.broken.values())[:20]
         speed = results["images"] / seconds
         return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory})
 
-    def _measure(self, method: Method, answers: list[tuple[Tensor, Indices]]) -> dict[str, Any]:
-        """Compare the answers with the labels."""
-        place = self.loader.place
-        at = np.concatenate([indices for _, indices in answers])
-        labels, domains = place.labels[at], place.numbers[at]
-        probs = torch.cat([F.softmax(logits.double(), dim=1) for logits, _ in answers]).numpy()
-        if not np.isfinite(probs).all():
-            raise ValueError(f"the answers of {method.info.name} are not finite")
-        results = measure(probs, labels) | {"broken": sum(map(len, self.stream)) - len(at)}
-        if results["broken"]:
-            results["broken_files"] = sorted(self.loader.broken.values())[:20]
-        if len(place.domains) > 1:
-            there = [(domain.name, domains == i) for i, domain in enumerate(place.domains)]
-            results["per_domain"] = {name: accuracy(probs[i], labels[i]) for name, i in there if i.any()}
-        return results
+    def adapter(self, method: Method) -> Adapter:
+        """A fresh adapter of the model."""
+        return Adapter(self.model, method, seed=self.seed, multilabel=self.multilabel)
 
     def _warm_up(self, method: Method) -> None:
         """The first passes of a process cost more than any other; they shall not count for the first method."""
         kind = "gradient" if isinstance(method, GradientMethod) else "forward"
         if kind not in self.warm and "prepare" not in method.info.needs:
             for x, _ in self.loader.batches(self.stream[:1]):
-                Adapter(self.model, method, seed=self.seed).to(self.device)(x.to(self.device))
+                self.adapter(method).to(self.device)(x.to(self.device))
             self.warm.add(kind)
 
     def online(
-        self, adapter: Adapter, stream: Iterator[tuple[Tensor, Indices]], progress: Progress
-    ) -> tuple[list[tuple[Tensor, Indices]], float, int]:
-        """Predict, then adapt, batch by batch: the answers, the seconds without reading images, the updates."""
+        self,
+        adapter: Adapter,
+        stream: Iterator[tuple[Tensor, Indices]],
+        progress: Progress,
+        take: Callable[[Tensor, Indices], None],
+    ) -> tuple[float, int]:
+        """Predict, then adapt, batch by batch, and hand out the answers: the seconds that it took, and the updates.
+
+        Neither reading images nor what becomes of the answers counts.
+        """
         adapter = adapter.to(self.device)
         domains = self.loader.place.numbers
-        answers: list[tuple[Tensor, Indices]] = []
         seconds, updates, last = 0.0, 0, None
-        for x, indices in stream:
-            progress(len(answers), len(self.stream))
+        for done, (x, indices) in enumerate(stream):
+            progress(done, len(self.stream))
             here = domains[indices[0]]
             if self.reset and last is not None and here != last:
                 updates += adapter.updates
@@ -136,14 +137,14 @@ class Stage:
             start = time.perf_counter()
             logits = adapter(x.to(self.device)).cpu()
             seconds += time.perf_counter() - start
-            answers.append((logits, indices))
-        if not answers:
+            take(logits, indices)
+        if last is None:
             raise ValueError("no image of the stream can be read")
-        return answers, seconds, updates + adapter.updates
+        return seconds, updates + adapter.updates
 
     def shared(self, method: Method, progress: Progress = lambda done, of: None) -> Pass | None:
         """The pass of the frozen backbone that serves this method; None if there is none."""
-        if not method.features_only or method.norm not in ("source", "batch"):
+        if self.structures or not method.features_only or method.norm not in ("source", "batch"):
             return None
         if method.norm not in self.passes:
             self.passes[method.norm] = self._pass(method.norm, progress)
@@ -157,7 +158,9 @@ class Stage:
         try:
             self._warm_up(adapter.method)
             watch_memory(self.device)
-            answers, seconds, _ = self.online(adapter, self.loader.batches(self.stream), progress)
+            answers: list[tuple[Tensor, Indices]] = []
+            stream = self.loader.batches(self.stream)
+            seconds, _ = self.online(adapter, stream, progress, lambda logits, at: answers.append((logits, at)))
         except HeadNotFoundError:
             return None
         head, classes = _head(adapter), adapter.net.classes
@@ -185,9 +188,15 @@ def _head(adapter: Adapter) -> nn.Module:
 def make_stream(
     place: Place, stream: str, options: dict[str, Any], *, seed: int, batch: int, limit: int | None, reset: bool
 ) -> list[Indices]:
-    """The batches of a stream as indices into a place. Where a stream is reset between domains, none mixes two."""
+    """The batches of a stream as indices into a place.
+
+    Where a stream is reset between domains, no batch mixes two; where it goes by cases, none mixes patients.
+    """
     sequence = order(stream, place.labels, place.numbers, seed, **options)[:limit]
-    if not reset:
+    if not reset and stream != "cases":
         return list(batches(sequence, batch))
-    parts = np.split(sequence, np.flatnonzero(np.diff(place.numbers[sequence])) + 1)
+    other = np.diff(place.numbers[sequence]) != 0
+    if stream == "cases":
+        other |= np.diff(place.labels[sequence]) != 0
+    parts = np.split(sequence, np.flatnonzero(other) + 1)
     return [b for part in parts for b in batches(part, batch)]

@@ -22,20 +22,25 @@ class Choice:
 
 
 def choose(
-    method: str, fixed: dict[str, Any], stages: Sequence[Stage], tick: Callable[[], None] = lambda: None
+    method: str,
+    fixed: dict[str, Any],
+    stages: Sequence[Stage],
+    tick: Callable[[], None] = lambda: None,
+    task: str = "classification",
 ) -> Choice:
-    """Run every candidate over every stage; the best mean accuracy wins, of equal ones the smaller learning rate."""
+    """Run every candidate over every stage; the best mean accuracy (of masks: Dice) wins, of equals the smaller lr."""
     search: list[dict[str, Any]] = []
-    for candidate in grid(method, fixed):
+    score = "accuracy" if task == "classification" else "dice"
+    for candidate in grid(method, fixed, task):
         scores = []
         try:
             for stage in stages:
                 tick()
-                scores.append(stage.run(make_method(method, {**fixed, **candidate})).results["accuracy"])
-            search.append({**candidate, "accuracy": float(np.mean(scores))})
+                scores.append(stage.run(make_method(method, {**fixed, **candidate}, task)).results[score] or 0.0)
+            search.append({**candidate, score: float(np.mean(scores))})
         except ValueError as error:  # a learning rate may be too large; that is what a search is for
-            search.append({**candidate, "accuracy": 0.0, "error": str(error)})
+            search.append({**candidate, score: 0.0, "error": str(error)})
     if all("error" in candidate for candidate in search):
         raise ValueError(f"every candidate failed: {search[0]['error']}")
-    best = max(search, key=lambda s: s["accuracy"])  # the first of equals, and candidates come with rising lr
-    return Choice({key: value for key, value in best.items() if key not in ("accuracy", "error")}, search)
+    best = max(search, key=lambda s: s[score])  # the first of equals, and candidates come with rising lr
+    return Choice({key: value for key, value in best.items() if key not in (score, "error")}, search)

@@ -21,12 +21,22 @@ from trueup.data.streams import order
 from trueup.source.checkpoints import digest_of_file, given
 from trueup.source.nets import check_network, network_code
 from trueup.source.recipe import Given, Recipe, Settings, Training, training_for
+from trueup.source.tasks import task_of
 
 PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
 """The methods that the paper compares."""
+PIXELS = ("source", "bn", "tent", "pl", "shot-im", "eta", "tsd")
+"""Those of them that make masks."""
 
-NETWORKS = {"digits": ("digits-net", "none"), "cifar": ("resnet26-cifar", "none")}
-BATCHES = {"digits": 64, "imagenet": 64}
+_SIM, _DEEPLAB = ("small-unet", "none"), ("smp:deeplabv3plus/mobilenet_v2", "imagenet")
+NETWORKS = {
+    "digits": ("digits-net", "none"),
+    "cifar": ("resnet26-cifar", "none"),
+    **dict.fromkeys(("fundus-sim", "cardiac-sim", "prostate-sim"), _SIM),
+    **dict.fromkeys(("fundus", "cardiac", "prostate", "masks"), _DEEPLAB),
+}
+BATCHES = {"digits": 64, "imagenet": 64, **dict.fromkeys(("fundus", "cardiac", "prostate", "masks"), 8)}
+BY_CLASS = ("dirichlet", "class-sorted", "gradual", "label-shift")  # streams that go by the classes of images
 Select = Literal["default", "source", "oracle"]
 
 
@@ -65,7 +75,7 @@ class Run(Settings):
             dataset=self.dataset,
             data=self.data,
             sources=dataset.sources(self.targets),
-            classes=len(dataset.classes),
+            classes=dataset.outputs(multilabel=self.source.multilabel),
             network=self.network,
             weights=self.weights,
             code=self.code.get("network", ""),
@@ -138,8 +148,8 @@ class Sweep(Settings):
     weights: str | None = Field(None, description="none, imagenet, or a file")
     checkpoint: str | None = Field(None, description="a trained model's file; {target} and {seed} are filled in")
     training: dict[str, Any] = Field(default_factory=dict)
-    method: Annotated[list[tuple[str, dict[str, Any]]], BeforeValidator(_methods)] = Field(
-        [(name, {}) for name in PAPER], min_length=1
+    method: Annotated[list[tuple[str, dict[str, Any]]], BeforeValidator(_methods)] | None = Field(
+        None, min_length=1, description="all that the paper compares, if left out"
     )
     seed: Annotated[list[Annotated[int, Field(ge=0)]], Many] = Field([0, 1, 2], min_length=1)
     stream: Annotated[list[str], Many] = Field(["iid"], min_length=1)
@@ -177,25 +187,27 @@ class Sweep(Settings):
             weights = digest_of_file(weights)
         batch = next((v for k, v in BATCHES.items() if name.startswith(k)), 128)
         training = training_for(name, self.training)
+        task_of(dataset, training)  # refuses a training that is for another task
         self._check(dataset, self.network or [network])
         # A model's file is read once for each target and seed, not once for each method.
         models: dict[tuple[str, int], Given] = {}
         for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
             file = filled(self.checkpoint or "", target, seed)
-            models[target, seed] = given(file, target.split("+"), name, training.size, training.normalize)
+            models[target, seed] = given(file, target.split("+"), name, training)
         for net, stream, size, select, target, seed, (method, hyper) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
-            self.target or dataset.targets, self.seed, self.method,
+            self.target or dataset.targets, self.seed, self.method or _usual(dataset.task),
         ):  # fmt: skip
             source = models.get((target, seed), training)
-            values = resolve(method, hyper, select)
+            values = resolve(method, hyper, select, dataset.task)
+            code = {"network": network_code(net), "method": method_code(method, dataset.task)}
             yield Run(
                 dataset=name, data=dataset.fingerprint, target=target, network=net, source=source,
                 weights="" if isinstance(source, Given) else weights,
-                code={key: v for key, v in (("network", network_code(net)), ("method", method_code(method))) if v},
+                code={key: v for key, v in code.items() if v},
                 method=method, hyper=values, seed=seed, stream=stream,
                 stream_options=self.stream_options, batch=size, limit=self.limit, reset=self.reset,
-                select=select if grid(method, hyper) else "default",
+                select=select if grid(method, hyper, dataset.task) else "default",
             )  # fmt: skip
 
     def _check(self, dataset: Dataset, networks: Iterable[str]) -> None:
@@ -209,12 +221,19 @@ class Sweep(Settings):
             if len(set(parts)) < len(parts):
                 raise ValueError(f"target {target!r} names a domain twice")
             for part in parts:
-                known(part.partition("-")[0] if dataset.clean else part, dataset.targets, "domain")
+                base = part.partition("-")[0] if dataset.clean else part
+                there = dataset.domains or dataset.targets
+                known(base.partition(":")[0] if dataset.structures else base, there, "domain")
                 if dataset.clean:
                     parse_corruption(part)
+                if dataset.structures:
+                    dataset.domain(part)  # knows its parts
             dataset.sources(parts)
             for stream in self.stream:  # what it says of two images tells what it thinks of its settings
                 order(stream, [0, 0], [0, len(parts) - 1], 0, **self.stream_options)
+                if (stream in BY_CLASS and dataset.structures) or (stream == "cases" and not dataset.structures):
+                    what = "has masks, not classes" if dataset.structures else "has images, not cases"
+                    raise ValueError(f"the stream {stream!r} makes no sense here: {dataset.name} {what}")
                 if stream == "mixed" and self.reset and len(parts) > 1:
                     raise ValueError(
                         "reset makes no sense with the stream 'mixed', which enters another domain all the time"
@@ -229,15 +248,19 @@ def filled(path: str, target: str, seed: int) -> str:
         raise ValueError(f"checkpoint={path!r} may hold {{target}} and {{seed}}, and nothing else in braces") from error
 
 
-def method_code(method: str) -> str:
+def _usual(task: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, {}) for name in (PAPER if task == "classification" else PIXELS)]
+
+
+def method_code(method: str, task: str) -> str:
     """The hash of the file of a method that is not of this library, so that a changed one is run anew."""
-    cls = get_method(method)
+    cls = get_method(method, task)
     return "" if cls.__module__.startswith("trueup.") else digest_of_file(inspect.getsourcefile(cls) or __file__)
 
 
-def typed(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def typed(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
     """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
-    hints = get_type_hints(get_method(method))
+    hints = get_type_hints(get_method(method, task))
     result = dict(values)
     for key, value in values.items():
         kinds = get_args(hints.get(key)) or (hints.get(key),)
@@ -248,15 +271,15 @@ def typed(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def resolve(method: str, given: Mapping[str, Any], select: Select) -> dict[str, Any]:
+def resolve(method: str, given: Mapping[str, Any], select: Select, task: str = "classification") -> dict[str, Any]:
     """All hyper-parameters with their values, without those that are searched."""
     known(method, list_methods(), "method")
-    searched = {} if select == "default" else {key: 0 for c in grid(method, given) for key in c}
+    searched = {} if select == "default" else {key: 0 for c in grid(method, given, task) for key in c}
     try:
-        full = make_method(method, typed(method, given)).hyperparameters()
+        full = make_method(method, typed(method, given, task), task).hyperparameters()
     except TypeError as error:
         raise ValueError(str(error)) from error
-    return {key: value for key, value in typed(method, full).items() if key not in searched}
+    return {key: value for key, value in typed(method, full, task).items() if key not in searched}
 
 
 def import_plugins(modules: Iterable[str]) -> None:

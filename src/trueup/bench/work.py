@@ -6,7 +6,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,10 @@ def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, 
     hyper, extra = dict(run.hyper), {}
     if run.select != "default":
         stages = [stage] if run.select == "oracle" else list(held_out(run, stage, dataset))
-        choice = choose(run.method, hyper, stages, lambda: progress(0, len(stage.stream)))
+        choice = choose(run.method, hyper, stages, lambda: progress(0, len(stage.stream)), dataset.task)
         hyper |= choice.chosen
         extra = {"chosen": choice.chosen, "search": choice.search}
-    outcome = stage.run(make_method(run.method, hyper), progress)
+    outcome = stage.run(make_method(run.method, hyper, dataset.task), progress)
     return {
         "id": run.digest(),
         "settings": run.model_dump(mode="json"),
@@ -129,7 +129,8 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
         model, _ = store.load(recipe)
     else:
         assert site.file is not None
-        model = load_model(site.file, run.network, len(dataset.classes), run.source.size)
+        outputs = dataset.outputs(multilabel=run.source.multilabel)
+        model = load_model(site.file, run.network, outputs, run.source.size)
     model.to(memory_format=torch.channels_last)  # as the images come; convolutions are faster this way
     place = Place([dataset.domain(name) for name in run.targets])
     stream = make_stream(
@@ -138,7 +139,9 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
     loader = Loader(place, run.source.size, run.source.normalize, threads=max(2, site.threads), keep=True)
     elsewhere = isinstance(run.source, Training) and not run.source.iterations  # its source data is not here
     prepare = None if elsewhere else lambda: source_images(run, dataset)
-    return Stage(model, loader, stream, run.seed, run.reset, site.device, prepare)
+    return Stage(
+        model, loader, stream, run.seed, run.reset, site.device, prepare, dataset.structures, run.source.multilabel
+    )
 
 
 def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
@@ -150,7 +153,7 @@ def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
         _, held = split(domain, run.source.holdout, run.seed)
         loader = Loader(Place([domain]), run.source.size, run.source.normalize, keep=True)
         stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
-        yield Stage(stage.model, loader, stream, run.seed, device=stage.device, prepare=stage.prepare)
+        yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set())
 
 
 def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:

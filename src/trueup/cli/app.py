@@ -8,7 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
-from trueup.cli import bench, data, demo, listing, report, run, train
+from trueup.cli import bench, data, demo, listing, report, run, segment, train
 from trueup.version import __version__
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("train")(train.train)
 app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("report")(report.report)
+app.command("segment")(segment.segment)
 app.command("demo")(demo.demo)
 
 

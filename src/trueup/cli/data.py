@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli.progress import bar
-from trueup.data.cards import CARDS, get_card
-from trueup.data.check import Report
+from trueup.data.cards import CARDS, Card, get_card
+from trueup.data.check import Report, few
 from trueup.data.check import check as check_files
+from trueup.data.check_masks import MaskReport, Part
+from trueup.data.datasets.masked import NAMES, ON_DISK, USUAL
 
 app = typer.Typer(help="Cards of the datasets, and a check of what is on disk.", no_args_is_help=True)
+MANY = 12  # columns for classes or structures at most
+LINES = 10  # reasons why files cannot be read, at most
 
 
 @app.command()
@@ -21,44 +29,140 @@ def card(name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}.")) -> Non
     table = Table(title=it.title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
     domains = ", ".join(f"{domain} {n:,}" for domain, n in it.domains.items())
     classes = f"{it.classes}" + (f": {', '.join(it.class_names)}" if it.class_names else "")
-    rows = {"classes": classes, "images": f"{it.images:,}", "domains": domains, "licence": it.licence}
-    for key, value in {**rows, "get it from": it.home, "layout": it.layout}.items():
-        table.add_row(f"[dim]{key}[/]", value)
-    Console().print(table)
+    unit = "cases" if name in NAMES else "images"
+    rows = {"classes": classes, **_scored(it), unit: f"{it.images:,}", "domains": domains, **_direction(name)}
+    for key, value in {**rows, "licence": it.licence, "get it from": it.home, "layout": it.layout}.items():
+        table.add_row(f"[dim]{key}[/]", escape(value))
+    Console(emoji=False).print(table)
+
+
+def _scored(it: Card) -> dict[str, str]:
+    """Of masks, what is compared."""
+    if it.name not in NAMES:
+        return {}
+    structures = ON_DISK[it.name.removesuffix("-sim")].STRUCTURES
+    parts = {name: " and ".join(it.class_names[k] for k in classes) for name, classes in structures.items()}
+    return {"scored": ", ".join(name if name == made else f"{name} ({made})" for name, made in parts.items())}
+
+
+def _direction(name: str) -> dict[str, str]:
+    """Of masks, what is usually adapted to, and after what."""
+    if name not in USUAL:
+        return {}
+    (source,) = {*USUAL[name].values()}
+    return {"usually": f"trained on {source}, adapted to {' and '.join(USUAL[name])}"}
 
 
 @app.command()
 def check(
-    name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}, or folder."),
+    name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}, or your own: folder, masks."),
     root: str = typer.Option("", help="The folder that holds the domains."),
-    fast: bool = typer.Option(False, "--fast", help="Count files only; do not open them."),
+    fast: bool = typer.Option(False, "--fast", help="Count files only; do not open them (of volumes, the headers)."),
+    pictures: str = typer.Option(
+        "", metavar="DIR", help="Of masks: draw some cases of each domain with their outlines, into this folder."
+    ),
 ) -> None:
     """Say what is missing or wrong, with counts per domain and class. Exit status 1 if anything is."""
+    if pictures and name in {*CARDS, "folder"} - {*NAMES}:
+        raise ValueError(f"{name} has no masks to draw: --pictures is for {', '.join(NAMES)}")
     with bar("opening images") as advance:
         report = check_files(name, root or None, decode_all=not fast, progress=advance)
-    console = Console()
-    console.print(_counts(report))
-    console.print(
-        f"{report.images:,} images, {len(report.classes)} classes, {len(report.counts)} domains", highlight=False
-    )
+    console = Console(emoji=False)  # or "refuge:train:" would become a tram
+    if isinstance(report, MaskReport):
+        _tell_masks(console, report)
+        if pictures:
+            _draw(console, report, Path(pictures))
+    else:
+        console.print(_counts(report))
+        _tell(console, f"{report.images:,} images, {len(report.classes)} classes, {len(report.counts)} domains")
     if report.others:
-        console.print(f"{len(report.others)} files are no images and are left out: {', '.join(report.others[:5])} …")
+        what = "neither images nor masks" if isinstance(report, MaskReport) else "no images"
+        _tell(console, f"{len(report.others)} files are {what} and are left out: {few(report.others)}")
     for problem in report.problems:
-        console.print(f"[red]✗[/] {problem}", highlight=False, soft_wrap=True)
+        console.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    if isinstance(report, MaskReport) and len(report.broken) > 1:
+        more = len(report.broken) - LINES
+        for line in [*report.broken[:LINES], *([f"and {more} more"] if more > 0 else [])]:
+            _tell(console, f"  {line}")
     if report.problems:
         raise typer.Exit(1)
     console.print("[green]✓[/] as it should be" + (" (files were counted, not opened)" if fast else ""))
+
+
+def _tell(console: Console, line: str) -> None:
+    console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def _counts(report: Report) -> Table:
     """Domains down, classes across; totals alone where there are many classes."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("domain")
-    few = len(report.classes) <= 12
-    for label in report.classes if few else ("fewest in a class", "most"):
-        table.add_column(label, justify="right")
+    few_classes = len(report.classes) <= MANY
+    for label in report.classes if few_classes else ("fewest in a class", "most"):
+        table.add_column(escape(label), justify="right")
     table.add_column("all", justify="right")
     for domain, counts in report.counts.items():
-        values = list(counts.values()) if few else [min(counts.values()), max(counts.values())]
-        table.add_row(domain, *(f"{n:,}" for n in values), f"{sum(counts.values()):,}")
+        values = list(counts.values()) if few_classes else [min(counts.values()), max(counts.values())]
+        table.add_row(escape(domain), *(f"{n:,}" for n in values), f"{sum(counts.values()):,}")
     return table
+
+
+def _tell_masks(console: Console, report: MaskReport) -> None:
+    """The table, the sum, and what is worth knowing."""
+    if report.parts:
+        console.print(_parts(report))
+        amounts = {
+            "case": report.cases,
+            "slice": report.slices,
+            "structure": len(report.structures),
+            "domain": len(report.found),
+        }
+        _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
+    if len(report.structures) > MANY:
+        _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")
+    for note in report.notes:
+        _tell(console, f"· {note}")
+
+
+def _parts(report: MaskReport) -> Table:
+    """Parts of domains down, structures across: how many cases show each, and its share of the pixels."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    structures = list(report.structures)[:MANY] if any(part.read for part in report.parts.values()) else []
+    spaced = any(part.spacings for part in report.parts.values())
+    columns = [*structures, *(["pixel, mm", "slice, mm"] if spaced else []), *(["size"] if structures else [])]
+    table.add_column("domain")
+    for column in ("cases", "slices", *columns):
+        table.add_column(escape(column), justify="right")
+    for name, part in report.parts.items():
+        cells = [f"{part.having[s]}/{part.read} [dim]{_percent(part.share(s))}[/]" for s in structures]
+        if spaced:
+            cells += [_range(mm for _, y, x in part.spacings for mm in (y, x)), _range(z for z, _, _ in part.spacings)]
+        if structures:
+            cells.append(_sizes(part))
+        table.add_row(escape(name), f"{part.cases:,}", f"{part.slices:,}", *cells)
+    return table
+
+
+def _percent(share: float) -> str:
+    return "–" if not share else "<0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+
+
+def _range(values: Iterable[float]) -> str:
+    """From the least to the greatest."""
+    least_first = sorted({f"{value:.3g}" for value in values}, key=float)
+    return "–" if not least_first else "–".join({least_first[0]: 0, least_first[-1]: 0})
+
+
+def _sizes(part: Part) -> str:
+    """Rows and columns, of the smallest and of the largest."""
+    by_area = sorted(part.sizes, key=lambda size: size[0] * size[1])
+    return " to ".join(dict.fromkeys(f"{h}×{w}" for h, w in (*by_area[:1], *by_area[-1:]))) or "–"
+
+
+def _draw(console: Console, report: MaskReport, folder: Path) -> None:
+    from trueup.data.sheets import draw_sheets
+
+    cases = {domain: found.cases for domain, found in report.found.items()}
+    with bar("drawing") as advance:
+        files = draw_sheets(report.name, cases, report.structures, folder, advance)
+    _tell(console, f"drawn: {', '.join(map(str, files)) or 'nothing'}")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from trueup.core.method import Method
 from trueup.core.registry import get_method, list_methods
-from trueup.data.cards import CARDS
+from trueup.data.cards import CARDS, OWN
+from trueup.data.datasets.masked import NAMES
 from trueup.data.streams import STREAMS
 
+TASKS = {"classification": "images", "segmentation": "pixels"}
 KINDS = ("methods", "datasets", "streams", "hyper")
 
 
@@ -41,27 +46,42 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _methods() -> Table:
-    table = _table("Methods", "name", "paper", "updates", "statistics")
+def _each() -> Iterator[tuple[str, str, Method]]:
+    """Every method with what it is for; one that has a class for images and another for pixels comes twice."""
     for name in list_methods():
-        method = get_method(name)()
-        hyper = method.hyperparameters()
-        table.add_row(name, method.info.paper, str(hyper.get("params", "–")), method.norm)
+        classes: dict[type[Method], list[str]] = {}
+        for task, word in TASKS.items():
+            if name in list_methods(task):
+                classes.setdefault(get_method(name, task), []).append(word)
+        for cls, words in classes.items():
+            yield name, ", ".join(words), cls()
+
+
+def _methods() -> Table:
+    table = _table("Methods", "name", "tasks", "paper", "updates", "statistics")
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, tasks, method in _each():
+        updates = str(method.hyperparameters().get("params", "–"))
+        rows.setdefault((name, method.info.paper, updates, method.norm), []).append(tasks)
+    for (name, *rest), words in rows.items():
+        table.add_row(name, ", ".join(words), *rest)
     return table
 
 
 def _hyper() -> Table:
-    table = _table("Hyper-parameters and their defaults", "method", "values")
-    for name in list_methods():
-        table.add_row(name, ", ".join(f"{k}={v!r}" for k, v in get_method(name)().hyperparameters().items()))
+    table = _table("Hyper-parameters and their defaults", "method", "tasks", "values")
+    for name, tasks, method in _each():
+        table.add_row(name, tasks, ", ".join(f"{k}={v!r}" for k, v in method.hyperparameters().items()))
     return table
 
 
 def _datasets() -> Table:
-    table = _table("Datasets", "name", "title", "classes", "domains", "images")
+    table = _table("Datasets", "name", "title", "classes", "domains", "size")
     for card in CARDS.values():
-        table.add_row(card.name, card.title, str(card.classes), str(len(card.domains)), f"{card.images:,}")
-    table.add_row("folder", "your own: domain/class/image", "any", "any", "any")
+        size = f"{card.images:,} {'cases' if card.name in NAMES else 'images'}"
+        table.add_row(card.name, card.title, str(card.classes), str(len(card.domains)), size)
+    for name, layout in OWN.items():
+        table.add_row(name, f"your own: {layout}", "any", "any", "any")
     return table
 
 

@@ -18,7 +18,9 @@ SUFFIX = {"markdown": ".md", "latex": ".tex", "csv": ".csv", "terminal": ".txt"}
 def report(
     folder: str = typer.Argument("runs", help="A folder of sweeps, or a records file."),
     form: str = typer.Option("terminal", "--form", "-f", help="terminal, markdown, latex or csv."),
-    metric: str = typer.Option("accuracy", "--metric", help="accuracy, macro, ece, nll, seconds, images_per_second, …"),
+    metric: str = typer.Option(
+        None, "--metric", help="accuracy, macro, ece, nll; dice, hd95, assd; seconds, images_per_second, …"
+    ),
     output: str = typer.Option("", "--output", "-O", help="Write to this file instead of the terminal."),
 ) -> None:
     """Print the tables of all records: mean ± deviation over seeds, best and second best, gain over source."""
@@ -34,7 +36,7 @@ def report(
         typer.echo(text, nl=False)
 
 
-def print_tables(records: Sequence[Record], metric: str = "accuracy") -> None:
+def print_tables(records: Sequence[Record], metric: str | None = None) -> None:
     """Tables for the eye; in colour where the terminal has some."""
     console = Console()
     for table in tables(records, metric=metric):

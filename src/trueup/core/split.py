@@ -103,7 +103,7 @@ class SplitModel(nn.Module):
                     raise ValueError(f"the head {self.head!r} did not run in this forward; name another")
                 features, scores = _rows(*calls[0]) if calls else (logits, logits)
                 features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
-                if not bool((_squares(features) + _squares(logits)).isfinite()):
+                if not bool((_length(features) + _length(logits)).isfinite()):
                     raise ValueError(
                         "the model's answer to this batch is not finite: the values are too large, "
                         "or adaptation went astray (reset() goes back, a smaller lr helps)"
@@ -165,9 +165,10 @@ class SplitModel(nn.Module):
         return twin.requires_grad_(False)
 
 
-def _squares(values: Tensor) -> Tensor:
-    """The sum of squares: where it is finite, norms and sums are, too."""
-    return values.detach().square().sum()
+def _length(values: Tensor) -> Tensor:
+    """The norm of all values: where it is finite, their sums and the norms of parts are, too."""
+    length: Tensor = torch.linalg.vector_norm(values.detach())
+    return length
 
 
 def _promoted(values: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ class Card:
     name: str
     title: str
     kind: str
-    """"domains" (leave one out), "corruptions" (trained on clean images), "embedded" (made on the spot)."""
+    """"domains" (leave one out), "corruptions" (trained on clean images), "masks" (cases with masks), "embedded"."""
     classes: int
     domains: dict[str, int]
     licence: str
@@ -135,18 +135,92 @@ CARDS = {
             home="https://zenodo.org/record/2235448",
             layout="ROOT/corruption/severity/wnid/image.JPEG (the archives' folders noise, blur, ... may stay)",
         ),
+        Card(
+            name="fundus",
+            title="Optic disc and cup: REFUGE, Drishti-GS, RIM-ONE r3",
+            kind="masks",
+            classes=3,
+            class_names=("background", "rim", "cup"),
+            domains={"refuge": 400, "drishti-gs": 101, "rim-one-r3": 159},
+            licence="each for research, after registration",
+            home="https://refuge.grand-challenge.org, https://cvit.iiit.ac.in/projects/mip/drishti-gs, http://rimone.isaatc.ull.es",
+            layout="below ROOT each as distributed, or the ready-cropped archive: "
+            "Domain{1,2,3}/{train,test}/ROIs/{image,mask}",
+        ),
+        Card(
+            name="cardiac",
+            title="Short-axis hearts: ACDC (cine) and MS-CMRSeg 2019 (LGE)",
+            kind="masks",
+            classes=4,
+            class_names=("background", "right ventricle", "myocardium", "left ventricle"),
+            domains={"acdc": 200, "lge": 45},
+            licence="each for research, after registration",
+            home="https://www.creatis.insa-lyon.fr/Challenge/acdc, https://zmiclab.github.io/zxh/0/mscmrseg19",
+            layout="below ROOT: training/patientXXX/patientXXX_frameFF{,_gt}.nii.gz with Info.cfg; "
+            "patientN_LGE.nii.gz with patientN_LGE_manual.nii.gz",
+        ),
+        Card(
+            name="prostate",
+            title="Prostate, T2: MSD Task05 and PROMISE12",
+            kind="masks",
+            classes=2,
+            class_names=("background", "prostate"),
+            domains={"msd05": 32, "promise12": 50},
+            licence="MSD: CC BY-SA 4.0; PROMISE12: for research, after registration",
+            home="http://medicaldecathlon.com, https://promise12.grand-challenge.org",
+            layout="below ROOT: Task05_Prostate/{imagesTr,labelsTr}/prostate_XX.nii.gz; "
+            "TrainingData_Part{1,2,3}/CaseXX{,_segmentation}.mhd",
+        ),
+        Card(
+            name="fundus-sim",
+            title="Optic disc and cup, drawn",
+            kind="embedded",
+            classes=3,
+            class_names=("background", "rim", "cup"),
+            domains=dict.fromkeys(("clinic", "screening", "handheld"), 160),
+            licence="ours",
+            home="made by this library",
+            layout="none: made in memory",
+        ),
+        Card(
+            name="cardiac-sim",
+            title="Short-axis hearts, drawn",
+            kind="embedded",
+            classes=4,
+            class_names=("background", "right ventricle", "myocardium", "left ventricle"),
+            domains=dict.fromkeys(("cine", "lge"), 24),
+            licence="ours",
+            home="made by this library",
+            layout="none: made in memory",
+        ),
+        Card(
+            name="prostate-sim",
+            title="Prostate, drawn",
+            kind="embedded",
+            classes=2,
+            class_names=("background", "prostate"),
+            domains=dict.fromkeys(("body-coil", "endorectal"), 24),
+            licence="ours",
+            home="made by this library",
+            layout="none: made in memory",
+        ),
     )
 }
+
+OWN = {"folder": "ROOT/domain/class/image", "masks": "ROOT/domain/images/NAME and ROOT/domain/masks/NAME"}
+"""Names for a user's own data, which has no card."""
 
 
 def get_card(name: str) -> Card:
     """The card of a known dataset."""
     import difflib
 
-    if name == "folder":
-        raise ValueError("folder has no card: it is your own, laid out as ROOT/domain/class/image")
+    if name in OWN:
+        raise ValueError(f"{name} has no card: it is your own, laid out as {OWN[name]}")
     if name not in CARDS:
         near = difflib.get_close_matches(name.lower(), CARDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no dataset is called {name!r}.{hint} There are: {', '.join(CARDS)}, and folder (your own)")
+        raise ValueError(
+            f"no dataset is called {name!r}.{hint} There are: {', '.join(CARDS)}, and your own as folder or masks"
+        )
     return CARDS[name]

@@ -7,13 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trueup.data.cards import CARDS, Card, get_card
 from trueup.data.corruptions import CORRUPTIONS
 from trueup.data.datasets import cifar, folders, imagenet, open_dataset
+from trueup.data.datasets.masked import NAMES
 from trueup.data.domains import BrokenImageError, Domain, FileDomain, decode
+
+if TYPE_CHECKING:
+    from trueup.data.check_masks import MaskReport
 
 Progress = Callable[[int, int], None]
 
@@ -39,8 +44,13 @@ class Report:
 
 def check(
     name: str, root: str | Path | None = None, *, decode_all: bool = True, progress: Progress = lambda done, of: None
-) -> Report:
-    """Compare a folder with its dataset's card; `decode_all` opens every image."""
+) -> Report | MaskReport:
+    """Compare a folder with its dataset's card; `decode_all` opens every image, and reads every mask."""
+    if name in NAMES:
+        from trueup.data.check_masks import check_masks
+
+        place = None if name.endswith("-sim") else _folder(name, root)
+        return check_masks(name, place, read_all=decode_all, progress=progress)
     report = Report(name)
     card = CARDS.get(name)
     if name != "folder" and card is None:
@@ -51,9 +61,7 @@ def check(
             _count(report, dataset.classes, [dataset.domain(target)], as_one=target)
         _compare(report, card)
         return report
-    if root is None or not Path(root).is_dir():
-        raise ValueError(f"{root or 'root'} is not a folder: say where {name} is with --root")
-    root = Path(root)
+    root = _folder(name, root)
     if card is not None and card.kind == "corruptions":
         _check_corruptions(report, card, root)
     else:
@@ -63,20 +71,26 @@ def check(
     return report
 
 
+def _folder(name: str, root: str | Path | None) -> Path:
+    if root is None or not Path(root).is_dir():
+        raise ValueError(f"{root or 'root'} is not a folder: say where {name} is with --root")
+    return Path(root)
+
+
 def _check_folders(report: Report, card: Card | None, root: Path) -> None:
     tree = folders.scan(root, card)
     _count(report, tree.classes, (tree.domain(name) for name in tree.domains))
     report.others = tree.others
     if tree.missing:
-        report.problems.append(f"{len(tree.missing)} files of the lists are missing: {_few(tree.missing)}")
+        report.problems.append(f"{len(tree.missing)} files of the lists are missing: {few(tree.missing)}")
     if card is None:
         for name, classes in report.counts.items():
             lacking = [label for label, n in classes.items() if not n]
             if lacking:
-                report.problems.append(f"{name} has no images of: {_few(lacking)}")
+                report.problems.append(f"{name} has no images of: {few(lacking)}")
         return
     if tree.unknown:
-        report.problems.append(f"folders that are no domains of {card.name}: {_few(tree.unknown)}")
+        report.problems.append(f"folders that are no domains of {card.name}: {few(tree.unknown)}")
     _compare(report, card)
 
 
@@ -124,7 +138,7 @@ def _compare(report: Report, card: Card, told: Collection[str] = ()) -> None:
     if report.classes and len(report.classes) != card.classes:
         report.problems.append(f"{len(report.classes)} classes; the card says {card.classes}")
     elif card.class_names and report.classes != card.class_names:
-        report.problems.append(f"classes are {_few(report.classes)}; the card says {_few(card.class_names)}")
+        report.problems.append(f"classes are {few(report.classes)}; the card says {few(card.class_names)}")
     for name, expected in card.domains.items():
         if name not in report.counts:
             if name not in told:
@@ -157,7 +171,7 @@ def _decode(report: Report, root: Path, progress: Progress) -> None:
             done += len(part)
             progress(done, len(files))
     if report.broken:
-        report.problems.append(f"{len(report.broken)} images cannot be read: {_few(report.broken)}")
+        report.problems.append(f"{len(report.broken)} images cannot be read: {few(report.broken)}")
 
 
 def _files(report: Report, root: Path) -> Iterator[str]:
@@ -172,6 +186,7 @@ def _files(report: Report, root: Path) -> Iterator[str]:
             yield from domain.files
 
 
-def _few(names: Iterable[str], most: int = 5) -> str:
+def few(names: Iterable[str], most: int = 5) -> str:
+    """The first of many names, and how many more there are."""
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -10,9 +10,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trueup.data.domains import BrokenImageError, Image, Labels
 
@@ -33,6 +37,11 @@ class Volume:
     """Millimetres between slices, rows and columns; ones where that is unknown."""
     box: Box
     """Top, left, height and width of what networks see of a slice, in pixels."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.image.nbytes + (0 if self.mask is None else self.mask.nbytes)
 
     def show(self, z: int, size: int | None = None) -> Image:
         """What a network sees of slice z: (size, size, 3), or the box as it is."""
@@ -60,6 +69,8 @@ class Case:
     """A BrokenImageError if it cannot be read."""
     patient: str = ""
     """Cases of one patient are never divided between training and validation; empty: a patient of its own."""
+    files: tuple[Path, ...] = ()
+    """What it is read from, if it is read from files."""
 
 
 class SliceDomain:
@@ -74,10 +85,14 @@ class SliceDomain:
         self.labels: Labels = np.array([patients[c.patient or c.name] for c in self.cases], dtype=np.int64)[self.case]
         """The number of the patient of each slice: what an order of the stream may go by."""
         self._kept: OrderedDict[int, Volume] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), [threading.Lock() for _ in self.cases]
 
     def volume(self, number: int) -> Volume:
         """A case by its number, read now or kept from before."""
+        with self._reading[number]:  # slices that are asked for at once are often of one case: it is read once
+            return self._volume(number)
+
+    def _volume(self, number: int) -> Volume:
         with self._lock:
             if number in self._kept:
                 self._kept.move_to_end(number)
@@ -88,7 +103,7 @@ class SliceDomain:
             raise BrokenImageError(f"{case.name} has {len(volume.image)} slices; its header said {case.slices}")
         with self._lock:
             self._kept[number] = volume
-            while sum(v.image.nbytes for v in self._kept.values()) > CACHE and len(self._kept) > 1:
+            while sum(v.nbytes for v in self._kept.values()) > CACHE and len(self._kept) > 1:
                 self._kept.popitem(last=False)
         return volume
 
@@ -125,11 +140,16 @@ def field_of_view(height: int, width: int, spacing: tuple[float, float, float], 
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-def window(values: NDArray[np.generic], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:
+def square(height: int, width: int, spacing: tuple[float, float, float]) -> Box:
+    """The square in the middle that holds all of a slice."""
+    return field_of_view(height, width, spacing, max(height * spacing[1], width * spacing[2]))
+
+
+def window(values: NDArray[Any], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:
     """Grey values of a scanner as 0..255: clipped at two percentiles of the volume, linear in between."""
-    values = np.asarray(values, dtype=np.float32)
-    bottom, top = np.percentile(values, [low, high])
-    scaled = (values - bottom) / max(float(top - bottom), 1e-12)
+    grey: NDArray[np.float32] = np.asarray(values, dtype=np.float32)
+    bottom, top = (float(v) for v in np.percentile(grey, [low, high]))
+    scaled = (grey - bottom) / max(top - bottom, 1e-12)
     return np.asarray(np.clip(255 * scaled + 0.5, 0, 255).astype(np.uint8))
 
 
@@ -162,6 +182,19 @@ def paste(
             full = np.asarray(picture.resize((wide, tall), Pillow.Resampling.BILINEAR))
         channel[:] = full[up : up + channel.shape[0], across : across + channel.shape[1]]
     return canvas
+
+
+def classes_on(volume: Volume, logits: Tensor) -> Mask:
+    """The class of each pixel of a slice (H, W), by a network's answer (C, size, size) to what it saw of it."""
+    scores = F.softmax(logits.float(), dim=0).numpy()
+    outside = np.eye(len(scores), dtype=np.float32)[0]  # beyond what the network saw there is nothing
+    return np.asarray(volume.put_back(scores, outside).argmax(axis=0), dtype=np.uint8)
+
+
+def labels_on(volume: Volume, logits: Tensor) -> NDArray[np.bool_]:
+    """Where on a slice each label is (L, H, W), by the answer (L, size, size) of a network with one sigmoid each."""
+    scores = logits.float().sigmoid().numpy()
+    return volume.put_back(scores, np.zeros(len(scores), dtype=np.float32)) > 0.5
 
 
 def _resize(pixels: NDArray[np.uint8], size: int | None, *, smooth: bool) -> NDArray[np.uint8]:

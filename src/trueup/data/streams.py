@@ -67,6 +67,16 @@ def class_sorted(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
     return _within_domains(labels, domains, seed, draw)
 
 
+def cases(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
+    """For volumes: patient after patient in random order, the slices of each as they lie."""
+
+    def draw(y: Order, rng: np.random.Generator) -> Order:
+        patients, which = np.unique(y, return_inverse=True)
+        return np.argsort(rng.permutation(len(patients))[which], kind="stable")
+
+    return _within_domains(labels, domains, seed, draw)
+
+
 def continual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
     """Domain after domain in the order of their numbers, shuffled within each."""
     return _within_domains(labels, domains, seed, _shuffle)
@@ -113,6 +123,7 @@ STREAMS: dict[str, Callable[..., Order]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "class-sorted": class_sorted,
+    "cases": cases,
     "continual": continual,
     "gradual": gradual,
     "mixed": mixed,

@@ -1,7 +1,6 @@
 """TSD for segmenters: a pixel takes the place of an image.
 
-The paper segments, but says neither which pixels enter the bank nor how many, and its code for that was never released.
-What is decided here, and why, is in docs/segmentation.md.
+The paper says neither which pixels enter the bank nor how many; what is decided here, and why: docs/segmentation.md.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from trueup.core.method import GradientMethod, Info, flag, in_range, whole
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy, soft_cross_entropy
-from trueup.ring import Ring
+from trueup.ring import Ring, draw_pixels
 
 SEED_WEIGHT = 1e-6  # what the head's rows count as neighbours: they stand for no pixel
 
@@ -84,37 +83,38 @@ class PixelTsd(GradientMethod):
     def observe(self, net: SplitModel, out: Output, state: Ring) -> None:
         """Some pixels of each image and class enter; an entry weighs as many pixels as it stands for."""
         z, p = out.features.flatten(2), out.scores.flatten(2)
-        label, draw = p.argmax(dim=1), torch.rand(p[:, 0].shape, device=p.device)
-        for k in label.unique().tolist():
-            mine = label == k
-            drawn = draw.masked_fill(~mine, -1).topk(min(self.samples, mine.shape[1]), dim=1)
-            image, slot = (drawn.values >= 0).nonzero(as_tuple=True)
-            pixel, count = drawn.indices[image, slot], mine.sum(dim=1)[image]
-            scores, share = p[image, :, pixel], count / count.clamp(max=self.samples)
-            state.insert(z[image, :, pixel], F.softmax(scores, dim=1), label[image, pixel], entropy(scores), share)
+        image, pixel, share = draw_pixels(_labels(out), self.samples)
+        scores, label = p[image, :, pixel], _labels(out)[image, pixel]
+        state.insert(z[image, :, pixel], F.softmax(scores, dim=1), label, entropy(scores), share)
 
     def loss(self, net: SplitModel, out: Output, state: Ring) -> Tensor | None:
         """The two terms of the paper over pixels."""
         z, p = (t.flatten(2).to(state.features.dtype) for t in (out.features, out.scores))
         s = F.softmax(p, dim=1)
-        distillation = self._distillation(z, p, s.detach(), state)
+        distillation = self._distillation(z, s.detach(), _labels(out), state)
         if self.alignment == 0:
             return distillation
         image, pixel = out.memo["queries"] // z.shape[2], out.memo["queries"] % z.shape[2]
         similarity, q, weight = state.neighbors(z.detach()[image, :, pixel], self.neighbors)
-        weight = weight / weight.mean(dim=1, keepdim=True)
+        weight /= weight.mean(dim=1, keepdim=True)
         distance = (s[image, :, pixel].unsqueeze(1) - q).square().sum(dim=2)
         aligned = self.alignment * (similarity * weight * distance).mean()
         return aligned if distillation is None else distillation + aligned
 
-    def _distillation(self, z: Tensor, p: Tensor, target: Tensor, bank: Ring) -> Tensor | None:
+    def _distillation(self, z: Tensor, target: Tensor, label: Tensor, bank: Ring) -> Tensor | None:
         prototypes = F.normalize(bank.prototypes(0.5 if self.per_class == "half" else 1.0), p=2, dim=1, eps=1e-12)
-        u = (prototypes @ z) / z.norm(p=2, dim=1, keepdim=True).clamp(min=1e-12)
-        label = p.argmax(dim=1)
+        u = (prototypes @ z) / z.square().sum(dim=1, keepdim=True).clamp(min=1e-24).sqrt()
         weight = torch.ones_like(u[:, 0])
         if self.balanced:
-            weight /= label.flatten().bincount(minlength=p.shape[1])[label]
+            weight /= label.flatten().bincount(minlength=len(prototypes))[label]
         if self.consistency:
-            weight *= u.argmax(dim=1) == label
+            weight *= u.gather(1, label.unsqueeze(1)).squeeze(1) == u.amax(dim=1)
         total = weight.sum()
         return (weight * soft_cross_entropy(target, u)).sum() / total if bool(total > 0) else None
+
+
+def _labels(out: Output) -> Tensor:
+    """The predicted class of each pixel (N, P); worked out once, for it takes its time."""
+    if "label" not in out.memo:
+        out.memo["label"] = out.scores.detach().flatten(2).max(dim=1).indices
+    return torch.as_tensor(out.memo["label"])

@@ -83,12 +83,14 @@ class _Line:
         return {run: [c[run] for c in columns] for run in columns[0] if all(run in c for c in columns)}
 
 
-def tables(records: Iterable[Record], *, metric: str = "accuracy", order: Sequence[str] = ()) -> list[Table]:
+def tables(records: Iterable[Record], *, metric: str | None = None, order: Sequence[str] = ()) -> list[Table]:
     """One table per group of runs that share every setting but method, hyper-parameters, target and seed.
 
-    `order` puts these targets first; the others follow as they appear. Of records with one id the last counts.
+    `metric` is accuracy if left out, or Dice where there are masks. `order` puts these targets first; the others follow
+    as they appear. Of records with one id the last counts.
     """
-    known(metric, METRICS, "metric")
+    if metric is not None:
+        known(metric, METRICS, "metric")
     latest: dict[Any, Record] = {record.get("id", f"#{i}"): record for i, record in enumerate(records)}
     if not any(map(_done, latest.values())):
         failed = f"; {_failures(list(latest.values()))}" if latest else ""
@@ -96,7 +98,11 @@ def tables(records: Iterable[Record], *, metric: str = "accuracy", order: Sequen
     groups: dict[str, list[Record]] = {}
     for record in latest.values():
         groups.setdefault(_key(_shared(record)), []).append(record)
-    return [_table(group, METRICS[metric], order) for group in groups.values()]
+    return [_table(group, METRICS[metric or _usual_metric(group)], order) for group in groups.values()]
+
+
+def _usual_metric(group: Iterable[Record]) -> str:
+    return "dice" if any("dice" in (record.get("results") or {}) for record in group) else "accuracy"
 
 
 def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Table:

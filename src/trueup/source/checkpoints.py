@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trueup.core import files
 from trueup.source.foreign import load_foreign, misfits, refuse
 from trueup.source.nets import build
-from trueup.source.recipe import Given, Recipe
+from trueup.source.recipe import Given, Recipe, Training
 
 KIND = "source"
 
@@ -95,13 +95,15 @@ def recipe_in(path: str | Path) -> Recipe | None:
     return Recipe(**header["recipe"])
 
 
-def given(path: str | Path, targets: Sequence[str], dataset: str, size: int, normalize: Any) -> Given:
+def given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> Given:
     """What a record says of a model's file. A model of ours knows its images, and may not have seen the targets."""
     recipe = recipe_in(path)
     if recipe is None:
-        return Given(checkpoint=digest_of_file(path), size=size, normalize=normalize)
+        seen_as = training.model_dump(include={"size", "normalize", "multilabel"})
+        return Given(checkpoint=digest_of_file(path), **seen_as)
     tensors, _ = files.read(path, KIND)
-    if recipe.dataset == dataset and (seen := [name for name in targets if name in recipe.sources]):
+    sources = {source.partition(":")[0] for source in recipe.sources}
+    if recipe.dataset == dataset and (seen := [name for name in targets if name.partition(":")[0] in sources]):
         raise ValueError(f"{Path(path).name} was trained on {', '.join(seen)}, which cannot be a target for it")
     return Given(
         checkpoint=f"sha256:{files.digest(tensors)[:16]}",  # of values: their order in a file may vary
@@ -109,6 +111,7 @@ def given(path: str | Path, targets: Sequence[str], dataset: str, size: int, nor
         sources=recipe.sources,
         size=recipe.training.size,
         normalize=recipe.training.normalize,
+        multilabel=recipe.training.multilabel,
     )
 
 

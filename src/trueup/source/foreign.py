@@ -107,7 +107,7 @@ def refuse(complaints: list[str], path: str | Path) -> None:
 
 def probe_head(model: nn.Module, example: Tensor) -> str:
     """The name of a model's head. A copy runs, in eval mode, so that the model stays as it is."""
-    return find_head(copy_model(model).eval(), example)[0]
+    return find_head(copy_model(model).eval(), example, least=1)[0]  # a single label has one output
 
 
 def _renamed(state: dict[str, Tensor], model: nn.Module, example: Tensor, path: str | Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Networks by name: torchvision's, timm's, two small ones, a user's own; with no weights, ImageNet's, or a file's."""
+"""Networks by name: of torchvision, timm, smp, small ones, a user's own; with no weights, ImageNet's, or a file's."""
 
 import difflib
 import hashlib
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup.source.foreign import misfits, probe_head, read_checkpoint, refuse, state_of
+from trueup.source.segmenters import SmallUNet, check_smp, make_smp
 
 LIBRARIES = ("torchvision", "timm")
 
@@ -22,17 +23,20 @@ LIBRARIES = ("torchvision", "timm")
 def build(name: str, classes: int, *, weights: str = "none", size: int = 224) -> nn.Module:
     """A network for images of `size` pixels; a head that no weights fit starts anew, from torch's random state.
 
-    `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes).
+    `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes); for
+    masks "smp:deeplabv3plus/mobilenet_v2", "deeplabv3_resnet50", "small-unet".
     `weights`: "none", "imagenet" (torchvision's IMAGENET1K_V1, timm's default ones), or a file of a state dict.
     """
-    if classes < 2:
-        raise ValueError(f"a classifier needs at least two classes, not {classes}")
+    if classes < 1:
+        raise ValueError(f"a network needs at least one output, not {classes}")
     if weights not in ("none", "imagenet") and not Path(weights).is_file():
         raise ValueError(f'weights={weights!r} is neither "none" nor "imagenet", nor is there such a file')
     library, short = _find(name)
     if weights == "imagenet":
         return _pretrained(library, short, classes, size)
-    if library in LIBRARIES:
+    if library == "smp":
+        model = make_smp(short, classes)
+    elif library in LIBRARIES:
         model = _create(library, short, size, num_classes=classes)
     else:
         model = OWN[short](classes) if library == "own" else _call(short, classes)
@@ -48,7 +52,7 @@ def check_network(name: str) -> None:
 
 def network_code(name: str) -> str:
     """The hash of the file of a user's own network; nothing for a library's."""
-    if ":" not in name:
+    if ":" not in name or name.startswith("smp:"):
         return ""
     module = name.partition(":")[0]
     with _here(), suppress(ModuleNotFoundError, ValueError):
@@ -60,6 +64,9 @@ def network_code(name: str) -> str:
 
 def _find(name: str) -> tuple[str, str]:
     """Who makes the network, and what it is called there."""
+    if name.startswith("smp:"):
+        check_smp(name)
+        return "smp", name
     if ":" in name:
         return "factory", name
     if name in OWN:
@@ -77,12 +84,12 @@ def _find(name: str) -> tuple[str, str]:
     hint = f"; did you mean {prefix + near[0]!r}?" if near else "."
     raise ValueError(
         f"no network is called {name!r}{hint} There are torchvision's and timm's, {', '.join(OWN)}, "
-        f"and your own as package.module:function"
+        f"smp:ARCHITECTURE/ENCODER, and your own as package.module:function"
     )
 
 
 def _names(library: str) -> set[str]:
-    """The classification networks of a library."""
+    """The networks of a library: for classification, and torchvision's for masks."""
     try:
         if library == "timm":
             import timm
@@ -90,9 +97,14 @@ def _names(library: str) -> set[str]:
             return set(timm.list_models())
         import torchvision
 
-        return set(torchvision.models.list_models(module=torchvision.models))
+        return {n for m in (torchvision.models, torchvision.models.segmentation) for n in _listed(torchvision, m)}
     except ImportError as error:
         raise ImportError(f"{library} is not installed; pip install 'trueup[models]' brings it") from error
+
+
+def _listed(torchvision: Any, module: Any) -> list[str]:
+    names: list[str] = torchvision.models.list_models(module=module)
+    return names
 
 
 def _in_timm(name: str) -> bool:
@@ -120,23 +132,25 @@ def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
 
         if name.startswith("vit_") and size != 224:
             options["image_size"] = size
+        if name in _listed(torchvision, torchvision.models.segmentation):
+            options.setdefault("weights_backbone", None)
         model = torchvision.models.get_model(name, **options)
     return model
 
 
 def _pretrained(library: str, name: str, classes: int, size: int) -> nn.Module:
     """A network with the library's own weights; the head stays if it has as many classes."""
+    if library == "smp":
+        return _downloaded(name, lambda: make_smp(name, classes, encoder_weights="imagenet"))
     if library not in LIBRARIES:
         raise ValueError(f"{name!r} has no ImageNet weights; take weights from a local file")
+    import torchvision
+
+    if library == "torchvision" and name in _listed(torchvision, torchvision.models.segmentation):
+        backbone = {"num_classes": classes, "weights_backbone": "DEFAULT"}
+        return _downloaded(name, lambda: _create(library, name, size, **backbone))
     options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}
-    try:
-        model = _create(library, name, size, **options)
-    except Exception as error:  # each library, and what it downloads with, has errors of its own
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise OSError(
-            f"the ImageNet weights of {name!r} could not be loaded: {reason}; "
-            f"without a network, give a local file of weights instead"
-        ) from error
+    model = _downloaded(name, lambda: _create(library, name, size, **options))
     layer = model.get_submodule(probe_head(model, _example(size)))
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
@@ -148,6 +162,17 @@ def _pretrained(library: str, name: str, classes: int, size: int) -> nn.Module:
         if hasattr(model, "num_classes"):
             setattr(model, "num_classes", classes)  # noqa: B010 - timm's; torch declares no attributes but modules
     return model
+
+
+def _downloaded(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return make()
+    except Exception as error:  # each library, and what it downloads with, has errors of its own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OSError(
+            f"the ImageNet weights of {name!r} could not be loaded: {reason}; "
+            f"without a network, give a local file of weights instead"
+        ) from error
 
 
 def _fill(model: nn.Module, path: str, size: int) -> None:
@@ -278,4 +303,8 @@ def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)  # BatchNorm has the bias
 
 
-OWN: dict[str, Callable[[int], nn.Module]] = {"resnet26-cifar": ResNet26, "digits-net": DigitsNet}
+OWN: dict[str, Callable[[int], nn.Module]] = {
+    "resnet26-cifar": ResNet26,
+    "digits-net": DigitsNet,
+    "small-unet": SmallUNet,
+}

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 
 class Settings(BaseModel):
     """A group of settings: unknown names are refused, values stay as they are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_serializer(mode="wrap")
+    def _quiet(self, dump: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
+        """Say nothing of labels where there are none, so that classifiers' records and checkpoints keep their names."""
+        return {key: value for key, value in dump(self).items() if key != "multilabel" or value}
 
     def digest(self) -> str:
         """A short hash of all values."""
@@ -30,7 +36,7 @@ class Training(Settings):
     optimizer: Literal["adam", "sgd"] = "adam"
     weight_decay: float = Field(0.0, ge=0)
     decay_at: tuple[float, ...] = Field((), description="parts of the iterations after which lr is divided by 10")
-    augment: Literal["none", "shift", "domainbed"] = "domainbed"
+    augment: Literal["none", "shift", "domainbed", "affine"] = "domainbed"
     normalize: Literal["imagenet", "half"] = "imagenet"
     size: int = Field(224, ge=8, description="side of the images in pixels, in training and afterwards")
     holdout: float = Field(0.2, gt=0, lt=1, description="part of each source domain that is kept for validation")
@@ -40,6 +46,7 @@ class Training(Settings):
     tolerate: int = Field(6, ge=1, description="SWAD: validations above the threshold before it ends")
     tolerance: float = Field(0.3, ge=0, description="SWAD: how far above the start's loss the threshold is")
     refresh: int = Field(500, ge=0, description="SWAD: batches to estimate the statistics of BatchNorm layers with")
+    multilabel: bool = Field(False, description="masks: one sigmoid per structure instead of one softmax of classes")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -56,6 +63,7 @@ class Given(Settings):
     sources: tuple[str, ...] = Field(default=(), description="the domains that it was trained on, if known")
     size: int = Field(224, ge=8)
     normalize: Literal["imagenet", "half"] = "imagenet"
+    multilabel: bool = False
 
 
 class Recipe(Settings):
@@ -78,6 +86,10 @@ class Recipe(Settings):
         return f"{self.dataset}-{network}-{self.training.algorithm}-{self.digest()}"
 
 
+# Masks as in the paper: Adam, 1e-4. It says neither how long nor with what images; these are ours.
+_MASKS = {"iterations": 5000, "batch": 8, "lr": 1e-4, "augment": "affine", "size": 256, "every": 250, "first": 250}
+_SIM = {"iterations": 240, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 64, "every": 80, "first": 80}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
         "iterations": 450, "batch": 16, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100,
@@ -89,6 +101,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "imagenet": {"iterations": 0},
     "domainnet": {"iterations": 15_000},
+    **dict.fromkeys(("fundus", "cardiac", "prostate", "masks"), _MASKS),
+    "fundus-sim": _SIM,
+    "cardiac-sim": _SIM,
+    "prostate-sim": _SIM,
 }  # fmt: skip
 """What differs from the paper's training, by the beginning of the dataset's name."""
 

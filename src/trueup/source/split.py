@@ -8,11 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.domains import Domain
+from trueup.data.slices import SliceDomain
 
 
 def split(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices to train on, and indices held out: the given part of every class, by the domain's name and the seed."""
+    """Indices to train on, and indices held out: the given part of every class, by the domain's name and the seed.
+
+    Of images with masks it is the given part of the patients, with all slices of each.
+    """
     rng = np.random.default_rng([seed, zlib.crc32(domain.name.encode())])
+    if isinstance(domain, SliceDomain):
+        patients = rng.permutation(np.unique(domain.labels))
+        # At least one patient trains; one is held out even of few, unless nothing is to be.
+        cut = min(max(round(holdout * len(patients)), int(holdout > 0)), len(patients) - 1)
+        away = np.isin(domain.labels, patients[:cut])
+        return np.flatnonzero(~away), np.flatnonzero(away)
     train, held = [], []
     for label in np.unique(domain.labels):
         members = rng.permutation(np.flatnonzero(domain.labels == label))

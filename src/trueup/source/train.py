@@ -15,22 +15,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup.core import files
 from trueup.core.method import fusable
+from trueup.core.split import as_logits
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import Loader, Place, ahead
 from trueup.data.streams import batches
-from trueup.data.transforms import TRANSFORMS
 from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part
 from trueup.source.foreign import misfits, refuse
 from trueup.source.nets import build
 from trueup.source.recipe import Recipe, Training
 from trueup.source.split import split
 from trueup.source.swad import Swad
+from trueup.source.tasks import Task, task_of
 
 log = logging.getLogger("trueup")
 Progress = Callable[[int, int], None]  # done, of how many
@@ -65,7 +65,7 @@ def train(
         torch.manual_seed(recipe.seed)
         model = build(recipe.network, recipe.classes, weights=weights or recipe.weights, size=recipe.training.size)
         domains = [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
-        run = _Run(recipe, model.to(device), domains, device)
+        run = _Run(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
         run.train(store, threads, keep_every, progress)
     store.save(recipe, model, run.report())
     store.partial(recipe).unlink(missing_ok=True)
@@ -74,16 +74,18 @@ def train(
 
 @dataclass
 class _Best:
-    accuracy: float = -1.0
+    score: float = -1.0
     iteration: int = 0
 
 
 class _Run:
     """One training: the model, its optimiser, and what was best so far."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, domains: Sequence[Domain], device: str = "cpu") -> None:
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, domains: Sequence[Domain], task: Task, device: str = "cpu"
+    ) -> None:
         self.recipe, self.settings, self.model, self.domains = recipe, recipe.training, model, domains
-        self.device = device
+        self.task, self.device = task, device
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(model, self.settings)
         self.parts = [split(d, self.settings.holdout, recipe.seed) for d in domains]
@@ -125,7 +127,7 @@ class _Run:
                 yield i, (torch.empty(0), torch.empty(0))
             else:
                 x = Loader(Place(()), self.settings.size, self.settings.normalize).tensor([image for image, _ in read])
-                yield i, (x.to(self.device), torch.tensor([label for _, label in read], device=self.device))
+                yield i, (x.to(self.device), self.task.tensor([answer for _, answer in read]).to(self.device))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
         """The images of step i: (domain, indices, step), drawn with replacement."""
@@ -133,19 +135,17 @@ class _Run:
         for d, (trains, _) in enumerate(self.parts):
             yield d, rng.choice(trains, size=self.settings.batch).tolist(), i
 
-    def read(self, d: int, indices: list[int], i: int) -> list[tuple[Image, int]]:
+    def read(self, d: int, indices: list[int], i: int) -> list[tuple[Image, Any]]:
         """Decode and augment images of one domain; what cannot be read is left out."""
         rng = np.random.default_rng([self.recipe.seed, 2, i, d])
-        augment, domain, read = TRANSFORMS[self.settings.augment], self.domains[d], []
+        domain, read = self.domains[d], []
         for j in indices:
             try:
-                image = domain.image(j)
+                read.append(self.task.read(domain, j, rng))
             except BrokenImageError as error:
                 if (name := domain.label_of(j)) not in self.broken:
                     self.broken.add(name)
                     log.warning("left out, cannot be read: %s (%s)", name, error)
-                continue
-            read.append((augment(image, self.settings.size, rng), int(domain.labels[j])))
         return read
 
     def step(self, i: int, x: Tensor, y: Tensor) -> None:
@@ -157,7 +157,7 @@ class _Run:
             )
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self.model(x), y)
+        loss = self.task.loss(self.logits(x), y)
         if not bool(loss.isfinite()):
             raise ValueError(f"the loss is {loss.item()} at iteration {i}; lower lr={self.settings.lr}")
         loss.backward()
@@ -173,42 +173,47 @@ class _Run:
 
     def validate(self, threads: int) -> bool:
         """Remember how the model does on what is held out; True when SWAD is satisfied."""
-        accuracy, loss = self.scores(threads)
-        self.history.append({"iteration": self.done, "accuracy": accuracy, "loss": loss})
+        score, loss = self.scores(threads)
+        self.history.append({"iteration": self.done, self.task.score: score, "loss": loss})
         if self.settings.algorithm == "swad":
             return self.swad.validate(loss)
-        if accuracy > self.best.accuracy:
-            self.best = _Best(accuracy, self.done)
+        if score > self.best.score:
+            self.best = _Best(score, self.done)
             self.kept = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
         return False
 
     def scores(self, threads: int) -> tuple[float, float]:
-        """Accuracy and loss on what is held out, mean over domains."""
+        """Score and loss on what is held out, mean over domains."""
         each = [self.evaluate(d, held, threads) for d, (_, held) in zip(self.domains, self.parts, strict=True)]
         scores = [score for score in each if score is not None]
         if not scores:
-            raise ValueError("no held-out image can be read; a source domain needs at least three images of a class")
-        accuracy, loss = np.mean(scores, axis=0).tolist()
+            least = "three images of a class" if self.task.score == "accuracy" else "two patients"
+            raise ValueError(f"no held-out image can be read; a source domain needs at least {least}")
+        score, loss = np.mean(scores, axis=0).tolist()
         if not np.isfinite(loss):
             where = f"on held-out images after {self.done} iterations"
             raise ValueError(f"the loss is {loss} {where}; lower lr={self.settings.lr}")
-        return accuracy, loss
+        return score, loss
 
     @torch.no_grad()
     def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float] | None:
-        """Accuracy and mean loss of the model as it is; None where nothing is held out."""
+        """Score and mean loss of the model as it is; None where nothing is held out."""
         self.model.eval()
         fresh = Loader(Place([domain]), self.settings.size, self.settings.normalize, threads=threads)
         loader = self.loaders.setdefault(domain.name, fresh)  # one for all validations: it names broken files once
-        right, loss, n = 0, 0.0, 0
-        for x, at in loader.batches(list(batches(held, 128))):
-            y = torch.from_numpy(domain.labels[at]).to(self.device)
-            logits = self.model(x.to(self.device))
-            right += int((logits.argmax(dim=1) == y).sum())
-            loss += float(F.cross_entropy(logits, y, reduction="sum"))
+        counts, loss, n = [], 0.0, 0
+        for x, at in loader.batches(list(batches(held, 128 if self.task.score == "accuracy" else 16))):
+            y = self.task.answers(domain, at).to(self.device)
+            logits = self.logits(x.to(self.device))
+            counts.append(self.task.count(logits, y))
+            loss += float(self.task.loss(logits, y)) * len(y)
             n += len(y)
         self.broken |= set(loader.broken.values())
-        return (right / n, loss / n) if n else None
+        return (self.task.judge(np.sum(counts, axis=0)), loss / n) if n else None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the network says, whatever it wraps it in."""
+        return as_logits(self.model(x), None, rows=len(x), least=1)
 
     def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Put the kept weights into the model; after SWAD estimate the statistics of BatchNorm layers anew."""
@@ -226,7 +231,8 @@ class _Run:
 
     def report(self) -> dict[str, Any]:
         """What to remember of the training."""
-        kept: dict[str, Any] = dict(vars(self.best)) if self.history else {}
+        best = {self.task.score: self.best.score, "iteration": self.best.iteration}
+        kept: dict[str, Any] = best if self.history else {}
         if self.history and self.settings.algorithm == "swad":
             kept |= {"start": self.swad.start, "end": self.swad.end, "segments": len(self.swad.losses)}
         return {"history": self.history, "kept": kept, "broken": sorted(self.broken)}
@@ -277,7 +283,7 @@ class _Run:
                 tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
             moments.setdefault(int(i), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        self.done, self.best, self.history = header["done"], _Best(**header["best"]), header["history"]
+        self.done, self.best, self.history = header["done"], _Best(*header["best"].values()), header["history"]
         self.broken = set(header["broken"])
 
 

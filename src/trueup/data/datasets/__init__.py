@@ -1,13 +1,13 @@
-"""Datasets by name: `open_dataset("pacs", root)`, or "folder" for any folder laid out as domain/class/image."""
+"""Datasets by name: `open_dataset("pacs", root)`; "folder" for your own domain/class/image, "masks" for your masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
-from trueup.data.cards import get_card
+from trueup.data.cards import CARDS, OWN, get_card
 from trueup.data.corruptions import CORRUPTIONS
 from trueup.data.domains import CorruptedDomain, Domain, parse_corruption
 
@@ -25,6 +25,21 @@ class Dataset:
     """The domain that models are trained on; None: on all domains but the targets."""
     look: Callable[[], str] = str
     """Looks at the data and says what `fingerprint` is to be."""
+    structures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of masks: what is scored, each as the classes that it is made of."""
+    domains: tuple[str, ...] = ()
+    """All domains, if there are more than the usual targets."""
+    learn_from: Callable[[Sequence[str]], tuple[str, ...]] | None = None
+    """Says which domains to train on for given targets, if that is not all others."""
+
+    @property
+    def task(self) -> str:
+        """What is to be done with its images."""
+        return "segmentation" if self.structures else "classification"
+
+    def outputs(self, *, multilabel: bool = False) -> int:
+        """How many outputs a network for it has: one for each class, or one for each structure."""
+        return len(self.structures) if multilabel else len(self.classes)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -33,14 +48,17 @@ class Dataset:
 
     def domain(self, name: str) -> Domain:
         """A domain by its name."""
-        if self.clean is None and name not in self.targets:
-            raise ValueError(f"{self.name} has no domain {name!r}; there are: {', '.join(self.targets)}")
+        there = self.domains or self.targets
+        if self.clean is None and (name.partition(":")[0] if self.structures else name) not in there:
+            raise ValueError(f"{self.name} has no domain {name!r}; there are: {', '.join(there)}")
         return self.open(name)
 
     def sources(self, targets: Sequence[str]) -> tuple[str, ...]:
         """The domains to train on for these targets."""
         if self.clean is not None:
             return (self.clean,)
+        if self.learn_from is not None:
+            return self.learn_from(targets)
         rest = tuple(name for name in self.targets if name not in targets)
         if not rest:
             raise ValueError(f"all domains of {self.name} are targets; leave at least one to train on")
@@ -51,13 +69,17 @@ def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
     """A dataset, ready to be read; nothing but names is read now. `root` is the folder that holds its domains."""
     if name.startswith("digits"):
         return _digits(name)
-    if name != "folder":
+    if name not in OWN:
         get_card(name)
+    if name.endswith("-sim"):
+        return _masked(name, None)
     if root is None:
         raise ValueError(f"{name} is not embedded: say where it is with root= or --root")
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder")
+    if name == "masks" or (name in CARDS and CARDS[name].kind == "masks"):
+        return _masked(name, root)
     if name.startswith("cifar"):
         from trueup.data.datasets import cifar
 
@@ -84,6 +106,12 @@ def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
 
     tree = folders.scan(root, None if name == "folder" else get_card(name))
     return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, look=tree.fingerprint)
+
+
+def _masked(name: str, root: Path | None) -> Dataset:
+    from trueup.data.datasets.masked import open_masked
+
+    return open_masked(name, root)
 
 
 def _digits(name: str) -> Dataset:

@@ -1,0 +1,120 @@
+"""`trueup segment`: masks for a folder of images, by a model that adapts as it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import nn
+
+from trueup.bench.settings import make_sweep, resolve
+from trueup.cli import options
+from trueup.cli.progress import bar
+from trueup.deploy import Setup, Summary
+from trueup.deploy import segment as segment_folder
+from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
+
+LABEL = typer.Option(None, "--label", help="The name of a label, for its masks; again for the next.")
+SHOWN = 5  # files that are no images
+
+
+def segment(
+    images: str = typer.Option(
+        ..., "--images", "-i", help="A folder of NIfTI, MetaImage, NRRD, PNG, JPEG, TIFF or BMP files, also in folders."
+    ),
+    out: str = typer.Option(..., "--out", "-o", help="The folder for masks, which are named as the images are."),
+    model: str = typer.Option(
+        None, "--model", help="A checkpoint of `trueup train`, instead of --arch to --multilabel."
+    ),
+    arch: str = typer.Option(None, "--arch", help="A network of others: smp:unet/resnet34, module:function, …"),
+    weights: str = typer.Option(None, "--weights", "-w", help="Its state dict: a .safetensors or torch.save file."),
+    classes: int = typer.Option(None, "--classes", min=1, help="Its outputs: classes with the background, or labels."),
+    size: int = typer.Option(None, "--size", min=8, help="Side in pixels of what it sees; 256 if left out."),
+    normalize: str = typer.Option(None, "--normalize", help="imagenet (if left out) or half."),
+    multilabel: bool = typer.Option(None, "--multilabel", help="Its outputs are labels (sigmoid): a mask for each."),
+    label: list[str] = LABEL,
+    field: float = typer.Option(None, "--field", help="Millimetres of a volume's slices that it sees, in the middle."),
+    method: str = typer.Option("tsd", "--method", "-m", help="A method, with values if you like: tsd:lr=1e-5."),
+    batch: int = typer.Option(8, "--batch", "-b", min=1, help="Slices of a volume, or pictures, shown together."),
+    seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of adaptation."),
+    device: str = options.DEVICE,
+    fresh: bool = typer.Option(False, "--fresh", help="Forget what was done and learnt; masks are replaced."),
+) -> None:
+    """Write masks for all images in a folder, with a segmenter that adapts to them as it goes.
+
+    A mask lies on its image, voxel for voxel. A command that was stopped goes on when it is given again,
+    to the same masks as without the stop. Given again later, it does the images that are new.
+
+    Pictures are shown whole, and slices too unless a field is known: crop them as for training.
+
+    Example: trueup segment --model heart.safetensors --images scans --out masks
+    """
+    foreign = {"arch": arch, "weights": weights, "classes": classes}
+    seen = {"size": size, "normalize": normalize, "multilabel": multilabel}
+    network, settings = open_model(model, **foreign, **seen)
+    settings |= options.given(labels=tuple(label or ()), field=field)
+    name, hyper = parse_method(method)
+    setup = Setup(network, **settings, method=name, hyper=hyper, batch=batch, seed=seed, device=device)
+    with bar("images") as advance:
+        summary = segment_folder(setup, images, out, fresh=fresh, progress=advance)
+    tell(summary, name, out)
+    if summary.broken:
+        raise typer.Exit(1)
+
+
+def open_model(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """The segmenter, and what it wants to see; `flags` are those of a network of others."""
+    given = options.given(**flags)
+    if model is not None:
+        if given:
+            raise ValueError(f"--{next(iter(given))} does not go with --model: the checkpoint says it")
+        network, settings = _ours(Path(model))
+    else:
+        if missing := [name for name in ("arch", "weights", "classes") if name not in given]:
+            raise ValueError(f"--{missing[0]} is missing: give --model, or --arch with --weights and --classes")
+        if recipe_in(given["weights"]) is not None:
+            raise ValueError(f"{given['weights']} holds its recipe: give it as --model, without --arch")
+        settings = {key: given[key] for key in ("size", "normalize", "multilabel") if key in given}
+        network = load_model(given["weights"], given["arch"], given["classes"], given.get("size", Setup.size))
+    return network.to(memory_format=torch.channels_last), settings  # as images come; convolutions are faster this way
+
+
+def _ours(path: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of ours, and what its recipe says."""
+    from trueup.data.datasets.masked import NAMES, ON_DISK
+
+    recipe = recipe_in(path)
+    if recipe is None:
+        raise ValueError(f"{path} holds no recipe of trueup's: give --arch, --weights and --classes instead of --model")
+    if recipe.dataset not in NAMES:
+        raise ValueError(f"{path} was trained on {recipe.dataset} and tells images apart; masks take a segmenter")
+    network, _ = read_checkpoint(path)
+    training, known = recipe.training, ON_DISK.get(recipe.dataset.removesuffix("-sim"))
+    settings: dict[str, Any] = training.model_dump(include={"size", "normalize", "multilabel"})
+    if recipe.dataset in ON_DISK:
+        settings["field"] = getattr(known, "FIELD", None)  # photographs have none
+    if training.multilabel and known is not None:
+        settings["labels"] = tuple(known.STRUCTURES)
+    return network, settings
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and all hyper-parameters of "tsd:lr=1e-5"."""
+    name, hyper = (make_sweep({"method": [text]}).method or [])[0]
+    return name, resolve(name, hyper, "default", "segmentation")
+
+
+def tell(summary: Summary, method: str, out: str) -> None:
+    """Say what was done, and what could not be."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for name, reason in summary.broken.items():
+        console.print(f"left out, cannot be read: {name} ({reason})", style="red")
+    if others := summary.others:
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        console.print(f"no images: {', '.join(others[:SHOWN])}{more}")
+    if summary.skipped:
+        console.print(f"{len(summary.skipped)} images were done before")
+    console.print(f"{summary.masks} masks in {out}; {method}, {summary.updates} updates so far")

@@ -1,0 +1,231 @@
+"""Your own images with masks: ROOT/domain/images/NAME and ROOT/domain/masks/NAME, or ROOT/images and ROOT/masks.
+
+Images are pictures or volumes (NIfTI, MetaImage, NRRD). A mask holds the class number of each pixel, 0 the background;
+where there are two classes it may hold 0 and 255. ROOT/classes.txt may name the classes, one in a line, that of the
+background first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.data.datasets.found import Found, levels, visible
+from trueup.data.domains import BrokenImageError, decode
+from trueup.data.slices import Mask, Volume, square, window
+from trueup.data.volumes import SUFFIXES as VOLUMES
+from trueup.data.volumes import Grid, count_slices, read_volume
+
+LOSSY = (".jpg", ".jpeg")
+IMAGES = (".png", ".bmp", ".tif", ".tiff", *LOSSY, *VOLUMES)
+MASKS = (".png", ".bmp", ".tif", ".tiff", *VOLUMES)
+ENDINGS = ("_mask", "_seg", "_gt", "_segmentation")
+"""What a mask's name may have behind its image's."""
+DATA = (".raw", ".zraw", ".raw.gz")  # of a volume whose header is a file of its own
+MOST = 255  # classes
+
+Pairs = dict[str, tuple[Path, Path]]
+"""Image and mask by their name."""
+
+
+def scan(root: Path) -> tuple[tuple[str, ...], dict[str, Found]]:
+    """The classes, and the images with masks of each domain, all in one part: "train".
+
+    Only names are looked at, unless there is no classes.txt: then all masks are read once, to know their classes.
+    """
+    places = _domains(root)
+    domains = {name: Found() for name in places}
+    pairs = {name: _pair(root, *places[name], domains[name]) for name in places}
+    for name, found in domains.items():
+        if not pairs[name]:
+            raise ValueError(f"no image of {name} has a mask; {found.missing[0] if found.missing else 'it is empty'}")
+    named = root / "classes.txt"
+    classes = _named(named) if named.is_file() else _counted(m for both in pairs.values() for _, m in both.values())
+    for name, found in domains.items():
+        found.parts["train"] = [
+            found.case(stem, _slices, partial(_read, classes=len(classes)), image, mask)
+            for stem, (image, mask) in pairs[name].items()
+        ]
+    return classes, domains
+
+
+def _domains(root: Path) -> dict[str, tuple[Path, Path]]:
+    """The folders of images and of masks of each domain."""
+    inside = [folder for folder in levels(root, 1) if folder != root]
+    if here := _place(root):
+        places = {root.resolve().name: here}
+    else:
+        places = {folder.name: place for folder in inside if (place := _place(folder))}
+    if joined := [name for name in places if "+" in name]:
+        raise ValueError(f"rename the folder {joined[0]!r}: a + in a target's name joins several domains")
+    if not places:
+        holds = ", ".join(folder.name for folder in inside[:8]) or "no folders"
+        raise ValueError(f"{root} holds no images and masks, nor folders with images and masks; it holds: {holds}")
+    return places
+
+
+def _place(folder: Path) -> tuple[Path, Path] | None:
+    """The folders images and masks of a folder, or None if it has neither."""
+    inside = {f.name.lower(): f for f in levels(folder, 1) if f != folder}
+    here = [inside[name] for name in ("images", "masks") if name in inside]
+    if len(here) == 1:
+        raise ValueError(f"{folder} has the folder {here[0].name} alone; it takes both images and masks")
+    return (here[0], here[1]) if here else None
+
+
+def _pair(root: Path, images: Path, masks: Path, found: Found) -> Pairs:
+    """Images with their masks by name; what has no partner goes into `found`."""
+    pictures = _by_name(root, images, IMAGES, found)
+    drawn: dict[str, list[Path]] = {}
+    for name, file in _by_name(root, masks, MASKS, found).items():
+        plain = (name.removesuffix(ending) for ending in ("", *ENDINGS))
+        if (image := next((n for n in plain if n in pictures), None)) is None:
+            found.missing.append(f"{file.relative_to(root).as_posix()} has no image")
+        else:
+            drawn.setdefault(image, []).append(file)
+    if twice := next((files for files in drawn.values() if len(files) > 1), None):
+        raise ValueError(f"{twice[0].name} and {twice[1].name} in {masks} are masks of one image; keep one")
+    lonely = [file for name, file in pictures.items() if name not in drawn]
+    found.missing += [f"{file.relative_to(root).as_posix()} has no mask" for file in lonely]
+    return {name: (file, drawn[name][0]) for name, file in pictures.items() if name in drawn}
+
+
+def _by_name(root: Path, folder: Path, suffixes: tuple[str, ...], found: Found) -> dict[str, Path]:
+    """Files of a folder by their names without suffix."""
+    files: dict[str, Path] = {}
+    for file in visible(folder):
+        path = file.relative_to(folder).as_posix()
+        suffix = next((s for s in suffixes if path.lower().endswith(s)), "")
+        name = path[: len(path) - len(suffix)]
+        if suffix and name in files:
+            raise ValueError(f"{files[name].name} and {file.name} in {folder} have one name; rename one")
+        if suffix:
+            files[name] = file
+        elif file.suffix.lower() in LOSSY:
+            found.missing.append(f"{file.relative_to(root).as_posix()}: JPEG alters class numbers; save masks as PNG")
+        elif not path.lower().endswith(DATA):
+            found.others.append(file.relative_to(root).as_posix())
+    return files
+
+
+def _named(file: Path) -> tuple[str, ...]:
+    """The classes that a file names."""
+    names = tuple(line.strip() for line in file.read_text(encoding="utf-8-sig").rstrip().splitlines())
+    if len(set(names)) < len(names) or "" in names or not 2 <= len(names) <= MOST:
+        raise ValueError(f"{file} names {', '.join(names) or 'nothing'}: 2 to {MOST} different names, one in each line")
+    return names
+
+
+def _counted(masks: Iterable[Path]) -> tuple[str, ...]:
+    """The classes that masks hold: 0 to the highest number, with no gap."""
+    values = {mask: _held(_numbers(mask)) for mask in masks}
+    every = {0.0}.union(*values.values())
+    if every == {0}:
+        raise ValueError("all masks are 0 everywhere; they hold the class number of each pixel")
+    if every <= {0, 1, 255} and not any({1, 255} <= held for held in values.values()):
+        return "background", "class 1"
+    gap = next(n for n in range(len(every) + 1) if n not in every)
+    if strange := next((mask for mask, held in values.items() if not held <= set(range(gap))), None):
+        why = f"classes are 0, 1, 2 and so on, and no mask holds {gap}; classes.txt may name one that is never drawn"
+        raise _strange(strange, values[strange], why)
+    if gap > MOST:
+        raise ValueError(f"the masks hold {gap} classes; there may be {MOST}")
+    return "background", *(f"class {n}" for n in range(1, gap))
+
+
+def _read(image: Path, mask: Path, classes: int) -> Volume:
+    """An image with its mask; networks see a square that holds all of a slice."""
+    pixels, spacing, grid = read_image(image)
+    answer = _mask(mask, classes, grid)
+    if answer.shape != pixels.shape[:3]:
+        seen, drawn = ("×".join(str(n) for n in shape) for shape in (pixels.shape[:3], answer.shape))
+        raise BrokenImageError(f"{mask.name}: the mask is {drawn} (slices, rows, columns), its image {seen}")
+    height, width = answer.shape[1:]
+    return Volume(pixels, answer, spacing, square(height, width, spacing))
+
+
+def read_image(path: Path) -> tuple[NDArray[np.uint8], tuple[float, float, float], Grid | None]:
+    """(Z, H, W, 1 or 3), spacing and grid; values of scanners are windowed, those of pictures taken as they are."""
+    if is_volume(path):
+        volume = read_volume(path)
+        return window(volume.values)[..., None], volume.spacing, volume.grid
+    mode, pixels = _picture(path)
+    if mode == "L":
+        image = pixels[None, :, :, None]
+    elif not mode.startswith(("I", "F")):
+        image = decode(path)[None]
+    elif np.all(np.isfinite(pixels)):  # 16 bits or more
+        image = window(pixels)[None, :, :, None]
+    else:
+        raise BrokenImageError(f"{path.name}: holds values that are not finite")
+    return image, (1.0, 1.0, 1.0), None
+
+
+def _mask(path: Path, classes: int, grid: Grid | None) -> Mask:
+    """(Z, H, W): class numbers below `classes`."""
+    numbers = _numbers(path, grid)
+    held = _held(numbers)
+    if classes == 2 and held <= {0, 255}:
+        return np.asarray(numbers != 0, dtype=np.uint8)
+    if not held <= set(range(classes)):
+        raise _strange(path, held, f"there are {classes} classes, 0 to {classes - 1}")
+    return numbers.astype(np.uint8)
+
+
+def _held(numbers: NDArray[Any]) -> set[float]:
+    return set(np.unique(numbers).tolist())
+
+
+def _numbers(path: Path, grid: Grid | None = None) -> NDArray[Any]:
+    """(Z, H, W): what a mask holds; of a palette its numbers, not its colours."""
+    if is_volume(path):
+        volume = read_volume(path)
+        values = volume.values
+        if grid is not None and (*grid.shape, 1)[:3] == (*volume.grid.shape, 1)[:3]:
+            # Voxel by voxel as stored: headers of masks are often not those of their images.
+            values = grid.show(volume.grid.store(values))
+        near = np.round(values)
+        return near if np.all(np.abs(values - near) < 1e-3) else values  # scaled masks come as 0.99999
+    mode, pixels = _picture(path)
+    if pixels.ndim == 3:
+        grey = pixels[:, :, : 1 if mode in ("LA", "La", "PA") else 3]
+        if np.any(grey != grey[:, :, :1]):
+            raise BrokenImageError(f"{path.name}: is coloured; a mask holds class numbers, in grey or with a palette")
+        pixels = grey[:, :, 0]
+    return pixels[None]
+
+
+def _strange(path: Path, held: Iterable[float], why: str) -> BrokenImageError:
+    values = sorted(held)
+    listed = ", ".join(f"{v:g}" for v in values[:8]) + (", ..." if len(values) > 8 else "")
+    return BrokenImageError(f"{path.name}: the mask holds {listed}; {why}")
+
+
+def _picture(path: Path) -> tuple[str, NDArray[Any]]:
+    """How a picture is stored, and its values as they are stored."""
+    from PIL import Image as Pillow
+
+    try:
+        with Pillow.open(path) as file:
+            pages = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
+            mode, pixels = file.mode, np.asarray(file)
+    except Exception as error:  # decoders raise whatever they like on damaged files
+        raise BrokenImageError(f"{path.name}: {error or type(error).__name__}") from error
+    if pages > 1:
+        raise BrokenImageError(f"{path.name}: has {pages} pages; save a stack as NIfTI, or each slice as a file")
+    return mode, pixels
+
+
+def is_volume(path: Path) -> bool:
+    """Whether a file is a volume, by its name."""
+    return path.name.lower().endswith(VOLUMES)
+
+
+def _slices(path: Path) -> int:
+    """How many slices an image has, by its header."""
+    return count_slices(path) if is_volume(path) else 1

@@ -1,0 +1,179 @@
+"""Axial stacks of the prostate, apex first and bladder last, with a coil on the body or in the rectum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.data.datasets.phantoms import painting
+from trueup.data.datasets.phantoms.painting import Array, Grid, Place
+from trueup.data.slices import Volume, whole, window
+
+SIZE, SLICES = 96, 8
+SPACING = (3.5, 1.2, 1.2)
+
+
+@dataclass(frozen=True)
+class Pelvis:
+    """What lies in the scanner: how far inside each outline pixels are, (8, 96, 96)."""
+
+    gland: Array
+    central: Array
+    """The inner part of the gland; the rest is the peripheral zone."""
+    stroma: Array
+    """The fibrous front of the gland."""
+    rectum: Array
+    bladder: Array
+    vesicles: Array
+    muscles: Array
+    bones: Array
+    coil: tuple[Place, Place]
+    """Where the middle of the rectum is, slice by slice."""
+    filled: float
+    """From 0, a rectum with gas, to 1, one with stool."""
+
+    @property
+    def mask(self) -> NDArray[np.uint8]:
+        """0 background, 1 gland."""
+        return (self.gland > 0).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How bright tissues are, and what the scanner does to them."""
+
+    central: float
+    peripheral: float
+    muscle: float
+    fat: float
+    urine: float
+    bone: float
+    spread: float
+    """How much brightness differs between patients, as a part of it."""
+    bias: float
+    coil: float
+    """How much brighter it is at the rectum than far away."""
+    blur: float
+    noise: float
+
+
+SETUPS = {
+    "body-coil": Setup(
+        central=0.42,
+        peripheral=0.72,
+        muscle=0.17,
+        fat=0.58,
+        urine=0.95,
+        bone=0.36,
+        spread=0.06,
+        bias=0.08,
+        coil=0.0,
+        blur=0.6,
+        noise=0.025,
+    ),
+    "endorectal": Setup(
+        central=0.34,
+        peripheral=0.56,
+        muscle=0.22,
+        fat=0.46,
+        urine=0.75,
+        bone=0.30,
+        spread=0.10,
+        bias=0.12,
+        coil=4.5,
+        blur=0.9,
+        noise=0.09,
+    ),
+}
+
+
+def anatomy(rng: np.random.Generator, *, coil: bool) -> Pelvis:
+    """A prostate and its neighbours. A coil in the rectum fills it, and presses the gland flat."""
+    at = painting.grid(SIZE)
+    z = np.linspace(-1, 1, SLICES)[:, None, None]
+    # The gland ends at about the first and the last slice, seldom beyond.
+    size = np.sqrt(np.clip(1 - ((z - rng.uniform(-0.03, 0.03)) / rng.uniform(0.92, 1.01)) ** 2, 1e-4, 1))
+    wide, tall = rng.uniform(18, 24), rng.uniform(14, 19)
+    radius, flat = rng.uniform(6, 10), rng.uniform(0.65, 1.0)
+    if coil:
+        wide, tall, radius, flat = 1.08 * wide, 0.75 * tall, radius + 6, 0.6 + 0.4 * flat
+    centre = (38 if coil else 43) + rng.uniform(-3, 3) + rng.uniform(-3, 1) * z, 48 + rng.uniform(-3, 3)
+    turn, wobble = rng.uniform(-0.1, 0.1), painting.ripples(rng, 0.04)
+    gland = painting.ellipse(at, centre, (tall * size, wide * size), turn, wobble)
+    gland[size[:, 0, 0] < 0.15] = -painting.FAR
+    dent = rng.uniform(3, 6) if coil else rng.uniform(-1, 3)
+    behind = 40 + tall + 4 + flat * radius - dent + rng.uniform(0, 3) * z, 48 + rng.uniform(-3, 3)
+    rectum = painting.ellipse(at, behind, (flat * radius, radius), turn, painting.ripples(rng, 0.04))
+    gland = np.minimum(gland, -rectum - 3)
+    bulk = rng.uniform(0.55, 0.8)  # the central gland grows with age
+    inner = centre[0] - (0.95 - bulk) * tall * size, centre[1] + rng.uniform(-1, 1)
+    radii = bulk * tall * size, bulk * wide * size * rng.uniform(1.0, 1.15)
+    central = np.minimum(painting.ellipse(at, inner, radii, turn, painting.ripples(rng, 0.06)), gland)
+    stroma = np.minimum(gland, centre[0] - rng.uniform(0.65, 0.8) * tall * size - at[0])
+    around = _neighbours(rng, at, z, centre, wide)
+    return Pelvis(gland, central, stroma, rectum, *around, behind, rng.uniform(0, 1))
+
+
+def _neighbours(
+    rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, Place], wide: float
+) -> tuple[Array, Array, Array, Array]:
+    """Bladder, seminal vesicles, muscles and bones; all but the first on both sides."""
+
+    def organ(down: Place, across: Place, tall: Place, wide: Place, turn: float = 0.0) -> Array:
+        move = rng.uniform(-2, 2, size=2)
+        return painting.ellipse(at, (down + move[0], across + move[1]), (tall, wide), turn, painting.ripples(rng, 0.04))
+
+    def pair(down: Place, aside: Place, tall: Place, wide: Place, turn: float) -> Array:
+        return np.maximum(*(organ(down, centre[1] + side * aside, tall, wide, side * turn) for side in (-1, 1)))
+
+    fill = np.sqrt(np.clip((z - rng.uniform(0.3, 0.6)) / 0.6, 1e-4, 2))
+    top = np.clip((z - 0.45) / 0.3, 1e-3, 1)
+    bladder = organ(centre[0] - 6 - 4 * z, centre[1], rng.uniform(11, 15) * fill, rng.uniform(17, 24) * fill)
+    vesicles = pair(centre[0] + rng.uniform(10, 12), 9, 4 * top, 11 * top, 0.3)
+    gap = rng.uniform(0, 2)
+    muscles = pair(centre[0] + 10 + 2 * z, wide + gap + 2, 19 - 4 * z, 2.6, 0.25)  # the levators
+    muscles = np.maximum(muscles, pair(42, wide + gap + rng.uniform(14, 17), 24, rng.uniform(7, 9), 0.2))
+    muscles = np.maximum(muscles, pair(96 + 3 * z, 42, 16, 26, 0.5))  # the glutei
+    bones = np.maximum(pair(36 - 4 * z, rng.uniform(50, 55), 17, 15, 0.2), pair(4 - 10 * z, 11, 5.5, 13, 0.5))
+    return bladder, vesicles, muscles, np.maximum(bones, organ(98 - 3 * z, 48, 7, 9))
+
+
+def scan(pelvis: Pelvis, domain: str, rng: np.random.Generator) -> Volume:
+    """The prostate as a scanner with one coil or the other shows it."""
+    how = SETUPS[domain]
+    image = _signal(pelvis, how, rng)
+    at = painting.grid(SIZE)
+    far = np.hypot(at[0] - pelvis.coil[0] + 4, at[1] - pelvis.coil[1]) / rng.uniform(20, 26)
+    light = painting.bias_field(rng, image.shape, how.bias) * (1 + how.coil * rng.uniform(0.7, 1.3) / (1 + far**3))
+    image = painting.blur(image * light, how.blur * rng.uniform(0.8, 1.2))
+    image = painting.rician(rng, image, how.noise * rng.uniform(0.7, 1.3))
+    return Volume(window(image)[..., None], pelvis.mask, SPACING, whole(SIZE, SIZE))
+
+
+def _signal(pelvis: Pelvis, how: Setup, rng: np.random.Generator) -> Array:
+    """What each tissue sends back, (8, 96, 96)."""
+    central, peripheral, muscle, fat, urine, bone = (
+        value * (1 + how.spread * rng.normal())
+        for value in (how.central, how.peripheral, how.muscle, how.fat, how.urine, how.bone)
+    )
+    shape = pelvis.gland.shape
+    clouds, fine, nodules = (painting.smooth_noise(rng, shape, (n, m, m)) for n, m in ((4, 10), (8, 34), (6, 18)))
+    image = fat * (1 + 0.08 * clouds + 0.04 * fine)
+    painting.paint(image, 0.6 * painting.cover(nodules - 1.9, 0.8), muscle)  # veins and strands in the fat
+    painting.paint(image, painting.cover(pelvis.bones + 1.5, 1.2), 0.5 * muscle)
+    painting.paint(image, painting.cover(pelvis.bones, 1.2), bone * (1 + 0.1 * clouds))
+    painting.paint(image, painting.cover(pelvis.muscles, 1.2), muscle * (1 + 0.1 * clouds + 0.1 * fine))
+    painting.paint(image, painting.cover(pelvis.vesicles, 1.5), urine * (0.8 + 0.15 * fine))
+    painting.paint(image, painting.cover(pelvis.bladder + 2.5, 1.2), 1.3 * muscle)
+    painting.paint(image, painting.cover(pelvis.bladder, 1.2), urine)
+    painting.paint(image, painting.cover(pelvis.rectum + 2.8, 1.2), 1.5 * muscle * (1 + 0.1 * fine))
+    stool = 0.0 if how.coil else pelvis.filled * fat * (0.6 + 0.25 * clouds)
+    painting.paint(image, painting.cover(pelvis.rectum, 1.2), np.maximum(stool, 0.02))
+    painting.paint(image, painting.cover(pelvis.gland + 0.9, 1.2), 1.2 * muscle)  # the capsule
+    painting.paint(image, painting.cover(pelvis.gland, 1.2), peripheral * (1 + 0.08 * clouds + 0.06 * fine))
+    painting.paint(image, painting.cover(pelvis.central + 0.8, 1.2), 0.6 * central)
+    painting.paint(image, painting.cover(pelvis.central, 1.5), central * (1 + 0.22 * nodules + 0.08 * fine))
+    painting.paint(image, 0.9 * painting.cover(pelvis.stroma, 3), 1.3 * muscle)
+    return np.asarray(image)

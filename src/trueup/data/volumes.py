@@ -1,0 +1,348 @@
+"""Medical volumes on disk: NIfTI, MetaImage and NRRD read the way they are looked at, and masks that lie on them.
+
+Files store x first and say in their header how that lies in the patient. Here slices come first, and axial slices are
+turned as radiologists look at them, so that the format and the converter make no difference. A mask goes back the same
+way, onto the voxels as they are stored.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.data.domains import BrokenImageError
+from trueup.data.slices import Mask, Volume, field_of_view, window
+
+Values = NDArray[Any]
+Reals = NDArray[np.float64]
+
+NIFTI = (".nii.gz", ".nii")
+SUFFIXES = (*NIFTI, ".mha", ".mhd", ".nrrd")
+COARSE = 1.5  # an axis that is so many times coarser than both others runs from slice to slice
+ALONG = 0.8  # cosine of the angle up to which an axis counts as one of the patient's
+LPS = np.diag([-1.0, -1.0, 1.0])  # ITK counts towards the left and the back, NIfTI to the right and the front
+MILLIMETRES = {1: 1000.0, 3: 0.001}  # NIfTI's codes of metres and micrometres; all else is millimetres
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Where the voxels of a file lie: what it takes to show them, and to store a mask on them."""
+
+    shape: tuple[int, ...]
+    """As stored, x first, without channels; two or three axes."""
+    affine: Reals
+    """(4, 4): from stored indices to millimetres towards the patient's right, front and head."""
+    axes: tuple[int, int, int]
+    """The stored axes that slices, rows and columns run along."""
+    flips: tuple[bool, bool]
+    """Whether rows and columns run against the stored order."""
+    header: Any = None
+    """The header of a NIfTI file."""
+
+    @property
+    def spacing(self) -> tuple[float, float, float]:
+        """Millimetres between slices, rows and columns."""
+        size = np.linalg.norm(self.affine[:3, :3], axis=0)
+        return float(size[self.axes[0]]), float(size[self.axes[1]]), float(size[self.axes[2]])
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        """The stored shape with three axes."""
+        return (*self.shape, 1)[:3]
+
+    @property
+    def shown(self) -> tuple[int, int, int]:
+        """The number of slices, rows and columns."""
+        return self.full[self.axes[0]], self.full[self.axes[1]], self.full[self.axes[2]]
+
+    def show(self, stored: Values) -> Values:
+        """Values as stored, x first, as (Z, H, W)."""
+        return np.ascontiguousarray(self._flipped(stored.reshape(self.full).transpose(self.axes)))
+
+    def store(self, shown: Values) -> Values:
+        """The reverse of showing."""
+        back = np.argsort(self.axes)
+        return np.asarray(self._flipped(shown).transpose(back).reshape(self.shape))
+
+    def _flipped(self, shown: Values) -> Values:
+        return shown[:, :: -1 if self.flips[0] else 1, :: -1 if self.flips[1] else 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A volume as it is looked at."""
+
+    values: Values
+    """(Z, H, W): the numbers that the file stands for, its scaling applied."""
+    spacing: tuple[float, float, float]
+    """Millimetres between slices, rows and columns."""
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What the numbers in a dataset's masks mean."""
+
+    of: str
+    """The dataset."""
+    classes: Mapping[int, int]
+    """The class of each number; others must not occur."""
+
+    def decode(self, values: Values, name: str) -> Mask:
+        """Numbers as classes; `name` is the file that is blamed for numbers that mean nothing."""
+        mask, known = np.zeros(values.shape, dtype=np.uint8), np.zeros(values.shape, dtype=bool)
+        for number, label in self.classes.items():
+            # Scaled masks come as 0.99999.
+            here = np.abs(values - number) < 1e-3 if values.dtype.kind == "f" else values == number
+            mask[here] = label
+            known |= here
+        if not known.all():
+            strange, right = np.unique(values[~known]), ", ".join(map(str, self.classes))
+            some = ", ".join(f"{value:g}" for value in strange[:8]) + " ..." * (len(strange) > 8)
+            raise BrokenImageError(f"{name}: values {some} are no labels of {self.of}; those are {right}")
+        return mask
+
+
+def read_volume(path: Path, channel: int = 0) -> Scan:
+    """Read a volume; `channel` is which of several images over the same voxels, if there are several."""
+    grid, values = _read(path, channel)
+    return Scan(grid.show(values), grid.spacing, grid)
+
+
+def count_slices(path: Path) -> int:
+    """How many slices `read_volume` would give; reads the header alone."""
+    return _open(path).grid.shown[0]
+
+
+def read_labelled(image: Path, label: Path, coding: Coding, field: float, channel: int = 0) -> Volume:
+    """A volume with its mask, seen through a square of `field` millimetres."""
+    scan = read_volume(image, channel)
+    grid, numbers = _read(label)
+    if grid.full != scan.grid.full:
+        raise BrokenImageError(f"{label.name} has {_times(grid.full)} voxels, its image {_times(scan.grid.full)}")
+    # Voxel by voxel as stored: headers of masks are often not those of their images.
+    mask = coding.decode(scan.grid.show(numbers), label.name)
+    _, height, width = scan.values.shape
+    box = field_of_view(height, width, scan.spacing, field)
+    return Volume(window(scan.values)[..., None], mask, scan.spacing, box)
+
+
+def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
+    """Write a mask (Z, H, W) onto the voxels of a volume, whole or not at all; the path's ending says the format."""
+    grid = where.grid if isinstance(where, Scan) else where
+    ending = suffix(path)
+    if mask.dtype != np.uint8:
+        raise ValueError(f"a mask is written as uint8, not {mask.dtype}: use mask.astype(np.uint8)")
+    if mask.shape != grid.shown:
+        raise ValueError(f"the mask has {_times(mask.shape)} voxels, the volume has {_times(grid.shown)}")
+    stored = grid.store(mask)
+    _replace(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
+
+
+def suffix(path: Path) -> str:
+    """The ending of a volume's name; a ValueError if it is none of a volume."""
+    for ending in SUFFIXES:
+        if path.name.lower().endswith(ending):
+            return ending
+    raise ValueError(f"{path.name} does not end like a volume: {', '.join(SUFFIXES)}")
+
+
+class _File(NamedTuple):
+    """What the header tells, and how to load a channel as it is stored."""
+
+    grid: Grid
+    channels: int
+    load: Callable[[int], Values]
+
+
+def _open(path: Path) -> _File:
+    nifti = suffix(path) in NIFTI
+    library = _library("nibabel" if nifti else "SimpleITK")
+    with _blaming(path):
+        return _open_nifti(path, library) if nifti else _open_itk(path, library)
+
+
+def _read(path: Path, channel: int = 0) -> tuple[Grid, Values]:
+    """Values as stored, if they are such as can be worked with."""
+    file = _open(path)
+    with _blaming(path):
+        if not 0 <= channel < file.channels:
+            raise ValueError(f"there is no channel {channel}; it has {file.channels}, counted from 0")
+        values = file.load(channel)
+        if values.dtype.kind not in "buif":
+            raise ValueError(f"voxels of type {values.dtype} are no grey values")
+        if strange := values.size - int(np.count_nonzero(np.isfinite(values))):
+            raise ValueError(f"{strange} of {values.size} values are not finite")
+    return file.grid, values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+@contextmanager
+def _blaming(path: Path) -> Iterator[None]:
+    """Libraries raise whatever they like on damaged files; say which file, and leave out places in their source."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).rpartition("ERROR: ")[2].strip() or type(error).__name__
+        text = text.splitlines()[-1] if isinstance(error, RuntimeError) else text  # ITK gives the reason last
+        text = _lack(path) if text.startswith("Reason:") else text  # an errno that has nothing to do with it
+        raise BrokenImageError(f"{path.name}: {' '.join(text.split())}") from error
+
+
+def _open_nifti(path: Path, nibabel: Any) -> _File:
+    image = nibabel.load(path, mmap=False)
+    header, shape = image.header, tuple(map(int, image.shape))
+    unit = MILLIMETRES.get(int(header["xyzt_units"]) & 7, 1.0)
+    # Where neither form is coded nobody has said how the patient lies.
+    known = bool(header["sform_code"] or header["qform_code"])
+    affine = np.array(image.affine, dtype=np.float64) if known else np.diag([0.0, 0.0, 0.0, 1.0])
+    affine[:3] *= unit
+    # ACDC's sform has voxels of one millimetre; how large they are only pixdim knows.
+    spacing = np.abs(np.array(header["pixdim"][1:4], dtype=np.float64)) * unit
+
+    def load(channel: int) -> Values:
+        at = (..., *(channel if n > 1 else 0 for n in shape[3:]))
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as stream:
+            values: Values = np.asanyarray(type(image).from_stream(stream).dataobj[at])
+            while stream.read(2**20):  # the checksum comes last
+                pass
+        return values
+
+    return _File(_grid(shape[:3], affine, spacing, header), _channels(shape), load)
+
+
+def _open_itk(path: Path, itk: Any) -> _File:
+    reader = itk.ImageFileReader()
+    reader.SetFileName(str(path))
+    reader.ReadImageInformation()
+    shape, parts = tuple(map(int, reader.GetSize())), int(reader.GetNumberOfComponents())
+    n = min(len(shape), 3)
+    affine, spacing = np.eye(4), np.ones(3)
+    affine[:n, :n] = np.reshape(reader.GetDirection(), (len(shape), len(shape)))[:n, :n]
+    affine[:n, 3], spacing[:n] = reader.GetOrigin()[:n], reader.GetSpacing()[:n]
+    affine[:3] = LPS @ affine[:3]
+
+    def load(channel: int) -> Values:
+        values = np.asarray(itk.GetArrayFromImage(reader.Execute()))
+        values = values[..., channel] if parts > 1 else values
+        return (values[channel if shape[3] > 1 else 0] if len(shape) == 4 else values).transpose()
+
+    return _File(_grid(shape[:3], affine, spacing), _channels(shape, parts), load)
+
+
+def _channels(shape: tuple[int, ...], parts: int = 1) -> int:
+    several = [n for n in (*shape[3:], parts) if n != 1]
+    if len(shape) < 2 or len(several) > 1 or min(shape) < 1:
+        raise ValueError(f"the shape {_times(shape)} is not that of a volume, nor of several over the same voxels")
+    return math.prod(several)
+
+
+def _grid(shape: tuple[int, ...], affine: Reals, spacing: Reals, header: Any = None) -> Grid:
+    """How to show voxels of this size; the affine says which way their axes run, as far as it makes sense."""
+    affine = affine if np.isfinite(affine).all() else np.zeros((4, 4))
+    size = np.linalg.norm(affine[:3, :3], axis=0)
+    spacing = np.where(np.isfinite(spacing) & (spacing > 0), spacing, size)
+    spacing[len(shape) :] = 1.0
+    if spacing.min() <= 0:
+        raise ValueError(f"voxels of {_times(tuple(spacing))} mm have no size")
+    directions = affine[:3, :3] / np.where(size > 0, size, 1)
+    directions = directions if abs(np.linalg.det(directions)) > 1e-3 else LPS
+    placed = np.eye(4)
+    placed[:3] = np.column_stack([directions * spacing, affine[:3, 3]])
+    return Grid(shape, placed, *_view(directions, spacing, len(shape)), header)
+
+
+def _view(directions: Reals, spacing: Reals, stored: int) -> tuple[tuple[int, int, int], tuple[bool, bool]]:
+    """The axes of slices, rows and columns, and which of the last two are turned round."""
+    z = int(spacing.argmax())
+    if stored == 2 or any(spacing[z] <= COARSE * spacing[other] for other in {0, 1, 2} - {z}):
+        z = 2
+    x, y = sorted({0, 1, 2} - {z})
+    for rows, columns in ((y, x), (x, y)):
+        back, left = -directions[1, rows], -directions[0, columns]
+        up = np.cross(directions[:, columns], directions[:, rows])[2]
+        if np.abs([back, left, up]).min() > ALONG:  # an axial slice: from front to back, from right to left
+            return (z, rows, columns), (bool(back < 0), bool(left < 0))
+    return (z, y, x), (False, False)
+
+
+def _lack(path: Path) -> str:
+    """Why ITK cannot read a MetaImage, which it does not say."""
+    with path.open("rb") as file:
+        named = re.search(rb"^ElementDataFile\s*=\s*(.*?)\s*$", file.read(2**14), re.MULTILINE)
+    if named is None:
+        return "its header is damaged or incomplete"
+    data = os.fsdecode(named[1])
+    there = data.upper() in ("LOCAL", "LIST") or (path.parent / data).exists()
+    return "its voxels are damaged or incomplete" if there else f"{data}, which holds its voxels, is not there"
+
+
+def _nifti_bytes(stored: Mask, grid: Grid, ending: str) -> bytes:
+    nibabel = _library("nibabel")
+    if grid.header is None:
+        image = nibabel.Nifti1Image(stored, grid.affine)
+        image.set_sform(grid.affine, code="scanner")
+        image.set_qform(grid.affine, code="scanner")
+        image.header.set_xyzt_units("mm")
+    else:
+        header = grid.header.copy()
+        header.extensions.clear()
+        header["cal_min"] = header["cal_max"] = 0  # a window for grey values would hide labels
+        header.set_intent("none")
+        kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
+        image = kind(stored, header.get_best_affine(), header)
+    image.set_data_dtype(np.uint8)
+    blob: bytes = image.to_bytes()
+    return gzip.compress(blob, 6, mtime=0) if ending.endswith(".gz") else blob
+
+
+def _itk_bytes(stored: Mask, grid: Grid, ending: str) -> bytes:
+    itk = _library("SimpleITK")
+    n = len(grid.shape)
+    matrix = LPS @ grid.affine[:3]
+    spacing = np.linalg.norm(matrix[:, :3], axis=0)
+    image = itk.GetImageFromArray(np.ascontiguousarray(stored.transpose()))
+    image.SetSpacing(spacing[:n].tolist())
+    image.SetOrigin(matrix[:n, 3].tolist())
+    image.SetDirection((matrix[:, :3] / spacing)[:n, :n].ravel().tolist())
+    with tempfile.TemporaryDirectory() as folder:
+        # A .mhd may hold its voxels as a .mha does: one file, which is there or not.
+        file = Path(folder) / ("mask.nrrd" if ending == ".nrrd" else "mask.mha")
+        itk.WriteImage(image, str(file), useCompression=True)
+        return file.read_bytes()
+
+
+def _replace(path: Path, blob: bytes) -> None:
+    """Put a file in its place once it is safe on disk."""
+    partial_file = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial_file.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
+        partial_file.replace(path)
+    except BaseException:
+        partial_file.unlink(missing_ok=True)
+        raise
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} reads and writes medical volumes: pip install 'trueup[seg]'") from error
+
+
+def _times(numbers: tuple[Any, ...]) -> str:
+    return "×".join(f"{number:g}" for number in numbers)

@@ -1,0 +1,5 @@
+"""Masks for a folder of images, by a segmenter that adapts as it goes: `segment(Setup(model), images, out)`."""
+
+from trueup.deploy.online import Setup, Summary, segment
+
+__all__ = ["Setup", "Summary", "segment"]

@@ -1,0 +1,156 @@
+"""What source training minimises, and what it is judged by: the classes of images, or masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trueup.data.datasets import Dataset
+from trueup.data.domains import Domain, Image
+from trueup.data.slices import SliceDomain
+from trueup.data.transforms import TRANSFORMS, affine
+from trueup.source.recipe import Training
+
+Random = np.random.Generator
+
+
+class Task(Protocol):
+    """Pairs of images and answers; `score` is the name of what is better when it is higher."""
+
+    score: str
+
+    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+        """Image i and its answer, augmented."""
+        ...
+
+    def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
+        """The answers to these images as they are."""
+        ...
+
+    def tensor(self, answers: Sequence[Any]) -> Tensor:
+        """Answers as a batch."""
+        ...
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The mean over the batch."""
+        ...
+
+    def count(self, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
+        """What adds up over batches."""
+        ...
+
+    def judge(self, counts: NDArray[np.float64]) -> float:
+        """The score that the counts of all batches amount to."""
+        ...
+
+
+def task_of(dataset: Dataset, training: Training) -> Task:
+    """The task of a dataset."""
+    if len(dataset.classes) < 2:
+        raise ValueError(f"a network needs at least two classes to tell apart, and {dataset.name} has one")
+    if dataset.task == "segmentation":
+        return Segment(training, dataset.structures)
+    return Classify(training)
+
+
+class Classify:
+    """One class per image: cross-entropy, accuracy."""
+
+    score = "accuracy"
+
+    def __init__(self, training: Training) -> None:
+        if training.augment not in TRANSFORMS:
+            raise ValueError(f"augment={training.augment!r} is for masks; use {', '.join(TRANSFORMS)}")
+        if training.multilabel:
+            raise ValueError("multilabel is for masks; here each image has one class")
+        self.augment, self.size = TRANSFORMS[training.augment], training.size
+
+    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+        """The image, augmented, and its class."""
+        return self.augment(domain.image(i), self.size, rng), int(domain.labels[i])
+
+    def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
+        """The classes."""
+        return torch.from_numpy(domain.labels[indices])
+
+    def tensor(self, answers: Sequence[Any]) -> Tensor:
+        """Classes as a batch."""
+        return torch.tensor(answers)
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy."""
+        if logits.ndim != 2:
+            raise ValueError(f"the network answers with {tuple(logits.shape)}; one class per image takes a classifier")
+        return F.cross_entropy(logits, y)
+
+    def count(self, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
+        """How many are right, of how many."""
+        return np.array([float((logits.argmax(dim=1) == y).sum()), float(len(y))])
+
+    def judge(self, counts: NDArray[np.float64]) -> float:
+        """The part that is right."""
+        return float(counts[0] / counts[1])
+
+
+class Segment:
+    """A mask per image: cross-entropy plus soft Dice, so that small structures count; judged by Dice of all pixels."""
+
+    score = "dice"
+
+    def __init__(self, training: Training, structures: Mapping[str, tuple[int, ...]]) -> None:
+        if training.augment not in ("none", "affine"):
+            raise ValueError(f"augment={training.augment!r} leaves masks behind; use affine or none")
+        self.augment, self.size, self.multilabel = training.augment, training.size, training.multilabel
+        self.structures = structures
+
+    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+        """The image and its mask, turned and scaled together."""
+        assert isinstance(domain, SliceDomain)
+        image, mask = domain.image(i, self.size), domain.mask(i, self.size)
+        return affine(image, mask, rng) if self.augment == "affine" else (image, mask)
+
+    def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
+        """The masks."""
+        assert isinstance(domain, SliceDomain)
+        return self.tensor([domain.mask(i, self.size) for i in indices.tolist()])
+
+    def tensor(self, answers: Sequence[Any]) -> Tensor:
+        """Masks as a batch of class numbers."""
+        return torch.from_numpy(np.stack(answers)).long()
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy of classes, or of each label, plus one minus the mean soft Dice of classes or labels."""
+        if logits.ndim != 4 or logits.shape[2:] != y.shape[1:]:
+            answer, pixels = tuple(logits.shape), tuple(y.shape)
+            raise ValueError(f"the network answers with {answer}, and masks are {pixels}; a mask takes a segmenter")
+        if self.multilabel:
+            truth = self.regions(y).float()
+            probs, loss = logits.sigmoid(), F.binary_cross_entropy_with_logits(logits, truth)
+        else:
+            truth = F.one_hot(y, logits.shape[1]).movedim(-1, 1).float()
+            probs, loss = F.softmax(logits, dim=1), F.cross_entropy(logits, y)
+        both = (probs * truth).transpose(0, 1).flatten(1).sum(dim=1)
+        sizes = (probs + truth).transpose(0, 1).flatten(1).sum(dim=1)
+        return loss + 1 - ((2 * both + 1) / (sizes + 1)).mean()
+
+    def regions(self, y: Tensor) -> Tensor:
+        """The mask of each structure (N, S, H, W)."""
+        return torch.stack([torch.isin(y, torch.tensor(k, device=y.device)) for k in self.structures.values()], dim=1)
+
+    def count(self, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
+        """Of each structure the pixels in both masks, and in either, counted twice where in both."""
+        found = logits > 0 if self.multilabel else self.regions(logits.argmax(dim=1))
+        truth = self.regions(y)
+        both, sizes = (found & truth).sum(dim=(0, 2, 3)), found.sum(dim=(0, 2, 3)) + truth.sum(dim=(0, 2, 3))
+        return torch.stack((both, sizes)).double().cpu().numpy()
+
+    def judge(self, counts: NDArray[np.float64]) -> float:
+        """The mean Dice of the structures that are anywhere."""
+        there = counts[1] > 0
+        return float((2 * counts[0][there] / counts[1][there]).mean()) if there.any() else 0.0
