@@ -231,6 +231,11 @@ def test_the_fingerprint_changes_with_the_files_and_with_nothing_else(eyes: Path
     assert len({*seen}) == 6
 
 
+def test_the_part_of_a_case_counts_for_the_fingerprint(tmp_path: Path) -> None:
+    both = [crop(tmp_path / part, "refuge", part, "a") for part in ("train", "test")]
+    assert len({open_dataset("fundus", root).fingerprint for root in both}) == 2
+
+
 def test_slices_and_sizes_of_volumes_count_for_the_fingerprint(prostates: Path) -> None:
     before = open_dataset("prostate", prostates).fingerprint
     assert open_dataset("prostate", prostates).fingerprint == before

@@ -108,7 +108,7 @@ def test_structures_that_fill_everything_and_boxes_that_are_no_squares(tmp_path:
 
 
 def test_any_name_can_be_written(tmp_path: Path) -> None:
-    names = ["p1/scan $x_1", "眼底 7", "long " * 30, "a\\frac{", "[b]"]
+    names = ["p1/$x_1$ $\\nosuch$", "眼底 7", "long " * 30, "a\\frac{", "[b]"]
     draw(tmp_path, [Case(name, 1, volume) for name in names], {f"class {k} $": (k,) for k in range(1, 30)})
 
 

@@ -111,7 +111,8 @@ class MaskJudge:
             found = {name: mask[seen.shown] for name, mask in seen.found.items()}
             case = measure_masks(found, truth, volume.spacing)
             name = domain.cases[number].name
-            cases[name if len(self.place.domains) == 1 else f"{domain.name}/{name}"] = case
+            name = name if len(self.place.domains) == 1 else f"{domain.name}/{name}"
+            cases[name if name not in cases else f"{name} ({number})"] = case  # two parts may use a name twice
             groups.setdefault(domain.name, []).append(case)
             if {"disc", "cup"} <= truth.keys():
                 ratios.append(abs(_ratio(found) - _ratio(truth)))

@@ -48,8 +48,9 @@ def train(
     opened = sweep.open(dataset)
     for recipe in {r.digest(): r for run in todo.runs if (r := run.recipe(opened)) is not None}.values():
         kept = read_header(store.path(recipe))["report"]["kept"]
-        accuracy = f"{100 * kept['accuracy']:.1f} % on held-out source images" if kept else "weights as they were"
-        console.print(f"{store.path(recipe)}  seed {recipe.seed}, {accuracy}", highlight=False, soft_wrap=True)
+        name, what = ("accuracy", "") if "accuracy" in kept else ("dice", "Dice ")
+        score = f"{what}{100 * kept[name]:.1f} % on held-out source images" if kept else "weights as they were"
+        console.print(f"{store.path(recipe)}  seed {recipe.seed}, {score}", highlight=False, soft_wrap=True)
 
 
 def _show(advance: Callable[[int, int], None], event: str, value: Any) -> None:
