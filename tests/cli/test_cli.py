@@ -46,7 +46,9 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.mark.parametrize("verb", [[], ["list"], ["data", "check"], ["train"], ["run"], ["bench"], ["report"], ["demo"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["list"], ["data", "check"], ["train"], ["run"], ["bench"], ["report"], ["demo"], ["segment"]]
+)
 def test_help_explains_every_verb(verb: list[str]) -> None:
     text = invoke(*verb, "--help")
     assert "Usage" in text
