@@ -268,7 +268,7 @@ MUTANTS = [
         "torch.stack((torch.zeros_like(p[:, label]), p[:, label]), dim=1)",
         "torch.stack((torch.zeros_like(p[:, 0]), p[:, 0]), dim=1)",
     ),
-    ("statistics: of eight values of a segmenter", "core/split.py", "FEWEST if dense else 2", "2"),
+    ("statistics: of eight values of a segmenter", "core/split.py", "FEWEST if self.dense else 2", "2"),
     (
         "eata: prepared twice, counted twice",
         "core/adapter.py",
@@ -495,8 +495,8 @@ MUTANTS = [
     (
         "masks: voxels are cubes",
         "bench/judges.py",
-        "measure_masks(found, truth, volume.spacing)",
-        "measure_masks(found, truth, (1.0, 1.0, 1.0))",
+        "measure_masks(seen.found, truth, volume.spacing)",
+        "measure_masks(seen.found, truth, (1.0, 1.0, 1.0))",
     ),
     (
         "masks: patients share a batch",

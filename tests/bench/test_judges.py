@@ -228,7 +228,8 @@ def test_only_slices_that_were_shown_count() -> None:
     place = Place([domain("d", case("a", truth), case("b", truth))])
     results = judged(place, {i: sure(said[i]) for i in (3, 1)})
     assert list(results["per_case"]) == ["a"]
-    near(results["per_case"]["a"], brute(said[[1, 3]], truth[[1, 3]], (3.0, 1.0, 1.0)))
+    shown = np.array([0, 1, 0, 1, 0], dtype=np.uint8)[:, None, None]
+    near(results["per_case"]["a"], brute(said * shown, truth * shown, (3.0, 1.0, 1.0)))
     assert results["cases"] == 1
 
 
@@ -327,3 +328,32 @@ def test_classes_are_measured_together_and_by_domain() -> None:
     bad.take(torch.full((1, 3), math.nan), np.array([0]))
     with pytest.raises(ValueError, match="not finite"):
         bad.results()
+
+
+def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
+    """Ten slices of 5 mm, the structure in the first, the answer in the last: 45 mm, however many lie between."""
+    mask = np.zeros((10, 4, 4), dtype=np.uint8)
+    mask[0, 1:3, 1:3] = 1
+    volume = Volume(np.zeros((10, 4, 4, 1), dtype=np.uint8), mask, (5.0, 1.0, 1.0), (0, 0, 4, 4))
+    place = Place([SliceDomain("d", [Case("a", 10, lambda: volume)])])
+    judge = MaskJudge(place, {"lv": (1,)})
+    empty, there = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
+    empty[0], there[0] = 9.0, 9.0
+    there[1, 1:3, 1:3] = 20.0
+    judge.take(torch.stack((empty, there)), np.array([0, 9]))
+    results = judge.results()
+    assert results["hd95"] == pytest.approx(45.0)
+    assert results["dice"] == 0.0
+
+
+def test_cases_of_one_name_are_both_kept() -> None:
+    mask = np.ones((1, 4, 4), dtype=np.uint8)
+    volume = Volume(np.zeros((1, 4, 4, 1), dtype=np.uint8), mask, (1.0, 1.0, 1.0), (0, 0, 4, 4))
+    place = Place([SliceDomain("d", [Case("a", 1, lambda: volume, "p"), Case("a", 1, lambda: volume, "q")])])
+    judge = MaskJudge(place, {"disc": (1,)})
+    right, wrong = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
+    right[1], wrong[0] = 1.0, 1.0
+    judge.take(torch.stack((right, wrong)), np.array([0, 1]))
+    results = judge.results()
+    assert results["dice"] == 0.5
+    assert len(results["per_case"]) == 2

@@ -203,3 +203,56 @@ def test_three_dimensional_networks() -> None:
     adapter = trueup.adapt(model, "tsd")
     assert adapter(torch.randn(2, 1, 6, 8, 8)).shape == (2, 3, 6, 8, 8)
     assert adapter.updates == 1
+
+
+@pytest.mark.parametrize("head", [nn.Conv2d(8, 3, 3), nn.Conv2d(8, 3, 2, stride=2)], ids=["valid", "stride"])
+def test_a_head_that_changes_the_size_is_refused_where_features_are_needed(head: nn.Module) -> None:
+    """Pixels of its input and its output are not the same ones."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()), head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(self.head(self.body(x)), size=x.shape[2:], mode="bilinear")
+
+    x = torch.randn(2, 3, 16, 16)
+    with pytest.raises(ValueError, match="candidates: head"):
+        trueup.adapt(Net(), "tsd")(x)
+    assert trueup.adapt(Net(), "tent")(x).shape == (2, 3, 16, 16)
+
+
+def test_maps_of_one_pixel_stay_maps() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 16, stride=16), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 1), nn.Upsample(scale_factor=16)
+    )
+    for first, then in ((32, 16), (16, 32)):
+        adapter = trueup.adapt(model, "tsd")
+        assert adapter(torch.randn(2, 3, first, first)).shape == (2, 3, first, first)
+        assert adapter(torch.randn(2, 3, then, then)).shape == (2, 3, then, then)
+
+
+def test_under_autocast_a_resized_head_is_found() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.interpolate(self.net(x).float(), scale_factor=2, mode="bilinear")
+
+    adapter = trueup.adapt(Net(), "tsd")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        answer = adapter(torch.randn(2, 3, 16, 16))
+    assert answer.dtype == torch.float32
+    assert adapter.net.head == "net.3"
+
+
+def test_probabilities_are_refused() -> None:
+    """A softmax of a softmax is nearly uniform; every method would learn from that."""
+    model, x = nn.Sequential(HomeMade(), nn.Softmax(dim=1)), torch.randn(2, 3, 16, 16)
+    for method in ("source", "tent", "tsd"):
+        with pytest.raises(ValueError, match=r"(probabilities, not logits|no linear layer)"):
+            trueup.adapt(model, method)(x)
+    assert trueup.adapt(model, "tent", output=torch.log)(x).shape == (2, 3, 16, 16)

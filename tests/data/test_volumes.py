@@ -15,8 +15,9 @@ import SimpleITK as sitk  # noqa: N813
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
 from trueup.data.domains import BrokenImageError
+from trueup.data.labelled import Coding, read_labelled
 from trueup.data.slices import window
-from trueup.data.volumes import Coding, count_slices, read_labelled, read_volume, write_mask
+from trueup.data.volumes import count_slices, read_volume, write_mask
 
 X, Y, Z = 24, 20, 5
 CODING = Coding("hearts", {0: 0, 200: 2, 500: 3, 600: 1})
@@ -618,13 +619,13 @@ def test_numbers_that_mean_nothing_are_listed() -> None:
         CODING.decode(np.arange(100), "m.nii")
 
 
-@pytest.mark.parametrize("header", ["as its image", "of its own"])
+@pytest.mark.parametrize("header", ["as its image", "lost"])
 def test_an_image_with_its_mask(tmp_path: Path, header: str) -> None:
     values = numbers()
     codes = np.array([0, 200, 500, 600])[values % 4]
     image = save_nifti(tmp_path / "i.nii.gz", values, affine("RAS"))
     # A mask that was saved without caring for its header still belongs to the voxels as they are stored.
-    matrix = affine("RAS") if header == "as its image" else affine("LPS")
+    matrix = affine("RAS") if header == "as its image" else np.eye(4)
     label = save_nifti(tmp_path / "m.nii.gz", codes.astype(np.int16), matrix)
     volume = read_labelled(image, label, CODING, field=9.0)
     shown = values.transpose(2, 1, 0)[:, ::-1, ::-1]
@@ -644,6 +645,15 @@ def test_the_mask_belongs_to_the_channel_that_is_asked_for(tmp_path: Path) -> No
     for channel in (0, 1):
         shown = numbers((X, Y, Z, 2))[..., channel].transpose(2, 1, 0)
         assert np.array_equal(read_labelled(image, label, CODING, 9.0, channel).image, window(shown)[..., None])
+
+
+@pytest.mark.parametrize("code", ["LPS", "RAI", "LAS"])
+def test_a_mask_that_is_stored_another_way_round_is_refused(tmp_path: Path, code: str) -> None:
+    """It may be right about itself, and then voxel by voxel would be a mirror image."""
+    image = save_nifti(tmp_path / "i.nii.gz", numbers(), affine("RAS"))
+    label = save_nifti(tmp_path / "m.nii.gz", np.zeros((X, Y, Z), dtype=np.uint8), affine(code))
+    with pytest.raises(BrokenImageError, match=r"m\.nii\.gz is stored another way round than its image"):
+        read_labelled(image, label, CODING, 9.0)
 
 
 def test_a_mask_of_another_shape(tmp_path: Path) -> None:

@@ -299,3 +299,26 @@ def test_capacity_follows_per_class() -> None:
     assert PixelTsd().capacity == 1024
     assert PixelTsd(per_class=100).capacity == 100
     assert PixelTsd(**PixelTsd(per_class=100).hyperparameters()) == PixelTsd(per_class=100)
+
+
+def test_a_default_that_only_pixels_have_may_be_given_by_name() -> None:
+    adapter = trueup.adapt(segnet(), "tsd", per_class="half", example=scenes(2, seed=0)[0])
+    assert adapter.method == PixelTsd()
+    with pytest.raises(ValueError, match="per_class=0"):
+        trueup.adapt(segnet(), "tsd", per_class=0)
+
+
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.GELU()], ids=["leaky", "gelu"])
+def test_features_of_no_length_teach_nothing(activation: nn.Module) -> None:
+    """A black image makes zero features; their direction is undefined, and must not become a huge gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.InstanceNorm2d(4, affine=True), activation, nn.Conv2d(4, 2, 1)
+    )
+    x = torch.randn(4, 1, 10, 10)
+    x[1] = 0
+    adapter = trueup.adapt(model, "tsd")
+    adapter(x)
+    squares = [s["exp_avg_sq"].max() for s in adapter._optimizer.state.values()]
+    assert max(squares) < 1
+    assert all(p.isfinite().all() for p in adapter.net.model.parameters())

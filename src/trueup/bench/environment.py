@@ -6,7 +6,7 @@ import platform
 import subprocess
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from trueup.version import __version__
 
 LIBRARIES = ("numpy", "torchvision", "timm", "pillow", "scipy", "scikit-learn", "matplotlib")  # networks and images
+MASKS = ("segmentation-models-pytorch", "nibabel", "SimpleITK")  # not there unless somebody has masks
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
@@ -25,10 +26,18 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
+        **{name: found for name in MASKS if (found := _optional(name)) is not None},
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "cpu": _cpu(),
     }
+
+
+@cache
+def _optional(name: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(name)
+    return None
 
 
 @cache

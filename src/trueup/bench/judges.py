@@ -107,19 +107,21 @@ class MaskJudge:
             assert isinstance(domain, SliceDomain)
             volume = domain.volume(number)
             assert volume.mask is not None
-            truth = {name: np.isin(volume.mask[seen.shown], part) for name, part in self.structures.items()}
-            found = {name: mask[seen.shown] for name, mask in seen.found.items()}
-            case = measure_masks(found, truth, volume.spacing)
+            # What was not shown counts as empty in both, so that slices keep their distances.
+            shown = seen.shown[:, None, None]
+            truth = {name: np.isin(volume.mask, part) & shown for name, part in self.structures.items()}
+            case = measure_masks(seen.found, truth, volume.spacing)
             name = domain.cases[number].name
             name = name if len(self.place.domains) == 1 else f"{domain.name}/{name}"
             cases[name if name not in cases else f"{name} ({number})"] = case  # two parts may use a name twice
             groups.setdefault(domain.name, []).append(case)
             if {"disc", "cup"} <= truth.keys():
-                ratios.append(abs(_ratio(found) - _ratio(truth)))
+                ratios.append(abs(_ratio(seen.found) - _ratio(truth)))
         results: dict[str, Any] = {**summary(list(cases.values())), "images": self.images, "per_case": cases}
         if ratios:
             errors = [error for error in ratios if np.isfinite(error)]
             results["vcdr_error"] = float(np.mean(errors)) if errors else None
+            results["vcdr_undefined"] = len(ratios) - len(errors)  # no disc was found
         if len(groups) > 1:
             results["per_domain"] = {name: summary(group)["dice"] for name, group in groups.items()}
         return results

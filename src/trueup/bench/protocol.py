@@ -20,7 +20,7 @@ from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.core.split import HeadNotFoundError, Output, SplitModel
 from trueup.data.loading import Loader, Place
-from trueup.data.streams import batches, order
+from trueup.data.streams import batches, even, order
 
 Indices = NDArray[np.int64]
 Progress = Callable[[int, int], None]
@@ -199,4 +199,4 @@ def make_stream(
     if stream == "cases":
         other |= np.diff(place.labels[sequence]) != 0
     parts = np.split(sequence, np.flatnonzero(other) + 1)
-    return [b for part in parts for b in batches(part, batch)]
+    return [b for part in parts for b in (even(part, batch) if stream == "cases" else batches(part, batch))]

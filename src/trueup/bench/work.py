@@ -157,13 +157,13 @@ def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
 
 
 def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
-    """Batches of images that the model was trained on, 2,000 at most, from all source domains alike."""
+    """Batches of images that the model was trained on, 2,000 or 500 with masks at most, from all domains alike."""
     names = dataset.sources(run.targets)
     holdout = run.source.holdout if isinstance(run.source, Training) else 0.0
     for name in names:
         domain = dataset.domain(name)
         trains, _ = split(domain, holdout, run.seed)
-        few = np.random.default_rng(run.seed).permutation(trains)[: 2000 // len(names)]
+        few = np.random.default_rng(run.seed).permutation(trains)[: (500 if dataset.structures else 2000) // len(names)]
         loader = Loader(Place([domain]), run.source.size, run.source.normalize)
-        for x, _ in loader.batches(list(batches(few, 64))):
+        for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))):
             yield x

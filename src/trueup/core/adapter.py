@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
-from trueup.core.guard import check_input
+from trueup.core.guard import check_input, check_logits
 from trueup.core.labels import PerLabel
 from trueup.core.method import GradientMethod, Method, flag, whole
 from trueup.core.params import select
@@ -195,6 +195,7 @@ class Adapter(nn.Module):
                 if self._head is not None or strict or getattr(self.method, "params", None) in ("head", "backbone"):
                     raise
                 head, logits = None, as_logits(run(model, x[:2]), output, rows=len(x[:2]), least=least)
+        check_logits(logits, multilabel=self.multilabel)
         self._build(head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation")
 
     def _build(self, head: str | None, channels: int, task: str) -> None:

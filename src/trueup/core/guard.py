@@ -27,3 +27,10 @@ def check_input(x: Tensor, model: nn.Module) -> None:
         rows = (~(x.detach().abs().flatten(1).amax(dim=1) <= LARGEST)).nonzero().flatten().tolist()
         what = f"NaN, infinite or beyond {LARGEST:.0e}"
         raise ValueError(f"x has values that are {what}, in rows {rows[:10]}: leave these images out")
+
+
+def check_logits(logits: Tensor, *, multilabel: bool) -> None:
+    """Refuse probabilities: a softmax of them is nearly uniform, and what is learnt from that is nothing."""
+    values = logits.detach().float()
+    if not multilabel and bool((values >= 0).all()) and bool(((values.sum(dim=1) - 1).abs() < 1e-4).all()):
+        raise ValueError("the model returns probabilities, not logits: leave out its softmax, or pass output=torch.log")

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from trueup.core.method import Info, Method
@@ -52,8 +53,11 @@ def get_method(name: str, task: str | None = None) -> type[Method]:
 def make_method(name: str, hyper: Mapping[str, Any], task: str | None = None) -> Method:
     """A method with these hyper-parameters: for a task, else the first class of this name that has them all."""
     cls = get_method(name, task)
-    if task is None:
-        cls = next((c for c in _METHODS[name] if set(hyper) <= _fields(c)), cls)
+    if task is None and len(family := [c for c in _METHODS[name] if set(hyper) <= _fields(c)]) > 0:
+        for cls in family[:-1]:  # the values may suit one of them alone
+            with suppress(ValueError):
+                return cls(**hyper)
+        cls = family[-1]
     allowed = [f.name for f in dataclasses.fields(cls)]
     for key in hyper:
         if key not in allowed:

@@ -144,6 +144,12 @@ def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options
     return STREAMS[name](labels, domains, seed, **options)
 
 
+def even(order: Order, size: int) -> list[Order]:
+    """Consecutive batches of at most this size, all nearly alike: no single slice is left for a batch of its own."""
+    _whole("size", size, 1, "a batch has at least one image")
+    return np.array_split(order, -(-len(order) // size))
+
+
 def batches(order: Order, size: int) -> Iterator[Order]:
     """Consecutive batches; the last may be smaller, and nothing is dropped."""
     _whole("size", size, 1, "a batch has at least one image")

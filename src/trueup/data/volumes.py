@@ -12,7 +12,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.domains import BrokenImageError
-from trueup.data.slices import Mask, Volume, field_of_view, window
+from trueup.data.slices import Mask
 
 Values = NDArray[Any]
 Reals = NDArray[np.float64]
@@ -67,6 +67,17 @@ class Grid:
         """The number of slices, rows and columns."""
         return self.full[self.axes[0]], self.full[self.axes[1]], self.full[self.axes[2]]
 
+    @property
+    def runs(self) -> tuple[tuple[int, bool], ...]:
+        """Which of the patient's axes each stored one runs along, and whether forwards."""
+        return tuple((int(np.abs(d).argmax()), bool(d[np.abs(d).argmax()] > 0)) for d in self.affine[:3, :3].T)
+
+    @property
+    def said(self) -> bool:
+        """Whether the file says how it lies; one that lost its header has no origin, and its format's directions."""
+        turn = self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0)
+        return bool(self.affine[:3, 3].any()) or not any(np.array_equal(turn, start) for start in (LPS, np.eye(3)))
+
     def show(self, stored: Values) -> Values:
         """Values as stored, x first, as (Z, H, W)."""
         return np.ascontiguousarray(self._flipped(stored.reshape(self.full).transpose(self.axes)))
@@ -91,30 +102,6 @@ class Scan:
     grid: Grid
 
 
-@dataclass(frozen=True)
-class Coding:
-    """What the numbers in a dataset's masks mean."""
-
-    of: str
-    """The dataset."""
-    classes: Mapping[int, int]
-    """The class of each number; others must not occur."""
-
-    def decode(self, values: Values, name: str) -> Mask:
-        """Numbers as classes; `name` is the file that is blamed for numbers that mean nothing."""
-        mask, known = np.zeros(values.shape, dtype=np.uint8), np.zeros(values.shape, dtype=bool)
-        for number, label in self.classes.items():
-            # Scaled masks come as 0.99999.
-            here = np.abs(values - number) < 1e-3 if values.dtype.kind == "f" else values == number
-            mask[here] = label
-            known |= here
-        if not known.all():
-            strange, right = np.unique(values[~known]), ", ".join(map(str, self.classes))
-            some = ", ".join(f"{value:g}" for value in strange[:8]) + " ..." * (len(strange) > 8)
-            raise BrokenImageError(f"{name}: values {some} are no labels of {self.of}; those are {right}")
-        return mask
-
-
 def read_volume(path: Path, channel: int = 0) -> Scan:
     """Read a volume; `channel` is which of several images over the same voxels, if there are several."""
     grid, values = _read(path, channel)
@@ -126,19 +113,6 @@ def count_slices(path: Path) -> int:
     return _open(path).grid.shown[0]
 
 
-def read_labelled(image: Path, label: Path, coding: Coding, field: float, channel: int = 0) -> Volume:
-    """A volume with its mask, seen through a square of `field` millimetres."""
-    scan = read_volume(image, channel)
-    grid, numbers = _read(label)
-    if grid.full != scan.grid.full:
-        raise BrokenImageError(f"{label.name} has {_times(grid.full)} voxels, its image {_times(scan.grid.full)}")
-    # Voxel by voxel as stored: headers of masks are often not those of their images.
-    mask = coding.decode(scan.grid.show(numbers), label.name)
-    _, height, width = scan.values.shape
-    box = field_of_view(height, width, scan.spacing, field)
-    return Volume(window(scan.values)[..., None], mask, scan.spacing, box)
-
-
 def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
     """Write a mask (Z, H, W) onto the voxels of a volume, whole or not at all; the path's ending says the format."""
     grid = where.grid if isinstance(where, Scan) else where
@@ -146,7 +120,7 @@ def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
     if mask.dtype != np.uint8:
         raise ValueError(f"a mask is written as uint8, not {mask.dtype}: use mask.astype(np.uint8)")
     if mask.shape != grid.shown:
-        raise ValueError(f"the mask has {_times(mask.shape)} voxels, the volume has {_times(grid.shown)}")
+        raise ValueError(f"the mask has {times(mask.shape)} voxels, the volume has {times(grid.shown)}")
     stored = grid.store(mask)
     _replace(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
 
@@ -244,7 +218,7 @@ def _open_itk(path: Path, itk: Any) -> _File:
 def _channels(shape: tuple[int, ...], parts: int = 1) -> int:
     several = [n for n in (*shape[3:], parts) if n != 1]
     if len(shape) < 2 or len(several) > 1 or min(shape) < 1:
-        raise ValueError(f"the shape {_times(shape)} is not that of a volume, nor of several over the same voxels")
+        raise ValueError(f"the shape {times(shape)} is not that of a volume, nor of several over the same voxels")
     return math.prod(several)
 
 
@@ -255,7 +229,7 @@ def _grid(shape: tuple[int, ...], affine: Reals, spacing: Reals, header: Any = N
     spacing = np.where(np.isfinite(spacing) & (spacing > 0), spacing, size)
     spacing[len(shape) :] = 1.0
     if spacing.min() <= 0:
-        raise ValueError(f"voxels of {_times(tuple(spacing))} mm have no size")
+        raise ValueError(f"voxels of {times(tuple(spacing))} mm have no size")
     directions = affine[:3, :3] / np.where(size > 0, size, 1)
     directions = directions if abs(np.linalg.det(directions)) > 1e-3 else LPS
     placed = np.eye(4)
@@ -344,5 +318,6 @@ def _library(name: str) -> Any:
         raise ImportError(f"{name} reads and writes medical volumes: pip install 'trueup[seg]'") from error
 
 
-def _times(numbers: tuple[Any, ...]) -> str:
+def times(numbers: tuple[Any, ...]) -> str:
+    """24×20×5."""
     return "×".join(f"{number:g}" for number in numbers)

@@ -27,6 +27,7 @@ from trueup.core.registry import make_method
 from trueup.core.split import as_logits, run
 from trueup.data.loading import NORMALIZE, Loader, Place
 from trueup.data.slices import classes_on, labels_on
+from trueup.data.streams import even
 from trueup.deploy.images import JOURNAL, Case, Image, find, groups
 from trueup.deploy.journal import Journal, alone
 
@@ -192,8 +193,8 @@ def _answer(setup: Setup, adapter: Adapter, group: Sequence[Case], tell: Callabl
     loader = Loader(Place(()), setup.size, setup.normalize)
     masks = [np.zeros((len(c.image.masks), *c.volume.image.shape[:3]), dtype=np.uint8) for c in group]
     slices = [(i, z) for i, case in enumerate(group) for z in range(len(case.volume.image))]
-    for start in range(0, len(slices), setup.batch):
-        part = slices[start : start + setup.batch]
+    for chosen in even(np.arange(len(slices)), setup.batch):
+        part = [slices[i] for i in chosen]
         x = loader.tensor([group[i].volume.show(z, setup.size) for i, z in part])
         try:
             logits = adapter(x.to(setup.device)).cpu()

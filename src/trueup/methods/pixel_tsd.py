@@ -59,16 +59,15 @@ class PixelTsd(GradientMethod):
         in_range("alignment", self.alignment, 0)
         for name in ("consistency", "balanced"):
             flag(name, getattr(self, name))
-        keeps = self.per_class if isinstance(self.per_class, int) else None
-        if keeps is not None and self.capacity not in (None, keeps):
+        keeps = self.per_class if isinstance(self.per_class, int) else self.capacity
+        if self.capacity not in (None, keeps):
             raise ValueError(f"capacity={self.capacity}: with per_class={keeps} the bank keeps {keeps} of each class")
-        object.__setattr__(self, "capacity", self.capacity or keeps or 1024)
+        object.__setattr__(self, "capacity", keeps or 1024)
 
     def init(self, net: SplitModel) -> Ring:
         """A bank that starts with the head's rows w_k, each in its own class."""
-        assert self.capacity is not None
-        weight = net.weight.detach()
-        ring = Ring(net.classes, weight.shape[1], self.capacity, weight, lowest=isinstance(self.per_class, int))
+        weight, capacity = net.weight.detach(), self.capacity or 1024
+        ring = Ring(net.classes, weight.shape[1], capacity, weight, lowest=isinstance(self.per_class, int))
         scores, labels = net.classify(weight), torch.arange(net.classes, device=weight.device)
         small = torch.full_like(labels, SEED_WEIGHT, dtype=scores.dtype)
         ring.insert(weight, F.softmax(scores, dim=1), labels, entropy(scores), small)
@@ -103,8 +102,9 @@ class PixelTsd(GradientMethod):
 
     def _distillation(self, z: Tensor, target: Tensor, label: Tensor, bank: Ring) -> Tensor | None:
         prototypes = F.normalize(bank.prototypes(0.5 if self.per_class == "half" else 1.0), p=2, dim=1, eps=1e-12)
-        u = (prototypes @ z) / z.square().sum(dim=1, keepdim=True).clamp(min=1e-24).sqrt()
-        weight = torch.ones_like(u[:, 0])
+        length = z.square().sum(dim=1)
+        u = (prototypes @ z) / length.unsqueeze(1).clamp(min=1e-12).sqrt()
+        weight = (length > 1e-12).to(u.dtype)  # a feature of no length has no direction to learn
         if self.balanced:
             weight /= label.flatten().bincount(minlength=len(prototypes))[label]
         if self.consistency:

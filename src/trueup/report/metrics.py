@@ -16,12 +16,15 @@ class Metric:
     lower: bool = False
     percent: bool = False
     digits: int = 1
+    undefined: str = ""
+    """Where records count the structures of cases that it is not defined for."""
 
     def text(self, value: float, sign: str = "") -> str:
         """The number as printed; `z` keeps a rounded -0.04 from becoming -0.0."""
         return f"{value * (100 if self.percent else 1):{sign}z.{self.digits}f}"
 
 
+_UNIT = "mm (photographs: pixels)"
 METRICS = {
     metric.name: metric
     for metric in (
@@ -29,9 +32,9 @@ METRICS = {
         Metric("macro", "accuracy averaged over classes in %", "results", percent=True),
         Metric("ece", "expected calibration error in %", "results", percent=True, lower=True),
         Metric("nll", "negative log-likelihood", "results", lower=True, digits=3),
-        Metric("dice", "Dice in %, mean over cases and structures", "results", percent=True),
-        Metric("hd95", "95 % Hausdorff distance in mm", "results", lower=True, digits=2),
-        Metric("assd", "average symmetric surface distance in mm", "results", lower=True, digits=2),
+        Metric("dice", "Dice in %, mean over cases and structures", "results", percent=True, undefined="empty"),
+        Metric("hd95", f"95 % Hausdorff distance in {_UNIT}", "results", lower=True, digits=2, undefined="no_distance"),
+        Metric("assd", f"mean surface distance in {_UNIT}", "results", lower=True, digits=2, undefined="no_distance"),
         Metric("vcdr_error", "error of the vertical cup-to-disc ratio", "results", lower=True, digits=3),
         Metric("images_per_second", "images per second", "cost"),
         Metric("peak_memory_mb", "peak memory in MB", "cost", lower=True),

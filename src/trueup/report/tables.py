@@ -119,7 +119,7 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
         if column.name != "seconds":  # beside another metric noise in time makes no winner
             _mark(rows, at, column)
     notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *_variants(lines)]
-    notes += _doubts(group, repeated)
+    notes += [_undefined(lines, metric), *_doubts(group, repeated)]
     return Table(
         title=f"{_shared(group[0]).get('dataset')}: {metric.title}, {'lower' if metric.lower else 'higher'} is better",
         caption=_caption(group, rows, columns, base),
@@ -271,6 +271,17 @@ def _remarks(lines: Sequence[_Line], base: _Line | None) -> list[str]:
     alone = "no gain: there is no run of source with these settings"
     said = {oracle: "oracle" in selects, searched: "source" in selects, alone: bool(lines) and base is None}
     return [note for note, holds in said.items() if holds]
+
+
+def _undefined(lines: Sequence[_Line], metric: Metric) -> str:
+    """How many structures of cases a row has no number of."""
+    said = []
+    for line in lines if metric.undefined else ():
+        results = [record["results"] for runs in line.runs.values() for record in runs.values()]
+        parts = [part for each in results for part in each.get("per_structure", {}).values()]
+        if count := sum(part[metric.undefined] for part in parts):
+            said.append(f"{line.label} {count} of {sum(part['cases'] for part in parts)}")
+    return f"structures without a number, left out: {', '.join(said)}" if said else ""
 
 
 def _failures(group: Sequence[Record]) -> str:

@@ -50,7 +50,8 @@ def check_smp(name: str) -> tuple[str, str]:
     base = smp.base.SegmentationModel
     known = {n.lower() for n, kind in vars(smp).items() if isinstance(kind, type) and issubclass(kind, base)}
     _among(short.lower(), known, "architecture", name)
-    _among(encoder or ENCODER, set(smp.encoders.get_encoder_names()), "encoder", name)
+    if not encoder.startswith("tu-"):  # these are timm's, which smp does not list
+        _among(encoder or ENCODER, set(smp.encoders.get_encoder_names()), "encoder", name)
     return short.lower(), encoder or ENCODER
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from trueup.data.datasets.found import Found, NotThereError, Part, paired, visible
-from trueup.data.volumes import Coding, read_labelled
+from trueup.data.labelled import Coding, read_labelled
 
 DOMAINS = ("acdc", "lge")
 CLASSES = ("background", "right ventricle", "myocardium", "left ventricle")

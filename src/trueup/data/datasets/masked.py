@@ -84,7 +84,7 @@ def _dataset(
         classes,
         tuple(usual) or domains,
         cache(lambda domain: _part(domain, scan)),
-        look=cache(lambda: _fingerprint(domains, scan)),
+        look=cache(lambda: _fingerprint(classes, domains, scan)),
         structures=structures,
         domains=domains,
         learn_from=learn_from,
@@ -112,9 +112,9 @@ def _sources(name: str, targets: Sequence[str], domains: Sequence[str], usual: M
     return rest
 
 
-def _fingerprint(domains: Sequence[str], scan: Callable[[str], Found]) -> str:
-    """A hash of the cases that are there and of their files' sizes; a domain that is not there counts as empty."""
-    digest = hashlib.sha256()
+def _fingerprint(classes: Sequence[str], domains: Sequence[str], scan: Callable[[str], Found]) -> str:
+    """A hash of the classes, the cases that are there and their files' sizes; a domain that is missing is empty."""
+    digest = hashlib.sha256(repr(tuple(classes)).encode())
     for domain in domains:
         try:
             parts = scan(domain).parts

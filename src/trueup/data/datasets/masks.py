@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trueup.data.datasets.found import Found, levels, visible
 from trueup.data.domains import BrokenImageError, decode
+from trueup.data.labelled import on_image
 from trueup.data.slices import Mask, Volume, square, window
 from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.data.volumes import Grid, count_slices, read_volume
@@ -185,10 +186,7 @@ def _numbers(path: Path, grid: Grid | None = None) -> NDArray[Any]:
     """(Z, H, W): what a mask holds; of a palette its numbers, not its colours."""
     if is_volume(path):
         volume = read_volume(path)
-        values = volume.values
-        if grid is not None and (*grid.shape, 1)[:3] == (*volume.grid.shape, 1)[:3]:
-            # Voxel by voxel as stored: headers of masks are often not those of their images.
-            values = grid.show(volume.grid.store(values))
+        values = volume.values if grid is None else on_image(volume, grid, path.name)
         near = np.round(values)
         return near if np.all(np.abs(values - near) < 1e-3) else values  # scaled masks come as 0.99999
     mode, pixels = _picture(path)

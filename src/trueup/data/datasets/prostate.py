@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from trueup.data.datasets.found import Found, NotThereError, Part, paired, visible
-from trueup.data.volumes import Coding, read_labelled
+from trueup.data.labelled import Coding, read_labelled
 
 DOMAINS = ("msd05", "promise12")
 CLASSES = ("background", "prostate")
