@@ -20,6 +20,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/pixels.py
 
 mutants: .venv/ready
 	$(BIN)/python tests/mutants.py

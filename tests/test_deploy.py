@@ -665,3 +665,19 @@ def test_settings_are_all_in_the_journal() -> None:
     assert names | {"tsd.lr", "tsd.params", "tsd.norm"} <= settings.keys()
     assert settings["tsd.params"] == "a function"
     assert settings["model"] == online.files.digest(unet().state_dict())[:16]
+
+
+def test_links_back_up_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "in/a.png")
+    (tmp_path / "in/loop").symlink_to(tmp_path / "in")
+    found, _ = images.find(tmp_path / "in", tmp_path / "out", ("",))
+    assert [image.name for image in found] == ["a.png"]
+
+
+def test_several_volumes_in_a_file_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "in").mkdir()
+    nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 2, 3), dtype=np.int16), np.eye(4)), tmp_path / "in/cine.nii.gz")
+    (image,), _ = images.find(tmp_path / "in", tmp_path / "out", ("",))
+    image.read(None)
+    assert "cine.nii.gz holds 3 volumes; the first is segmented" in caplog.text

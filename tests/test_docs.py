@@ -20,6 +20,11 @@ def test_code_on_the_page_runs(page: str, code: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, cwd=tmp_path)
 
 
+def test_no_page_has_a_gap() -> None:
+    """Marks where a figure is still to come."""
+    assert [page.name for page in PAGES if "@@" in page.read_text()] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_example_runs(path: Path, tmp_path: Path) -> None:
@@ -30,7 +35,7 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bank.py", "imports.py", "loading.py", "step.py"])
+@pytest.mark.parametrize("name", ["bank.py", "imports.py", "loading.py", "pixels.py", "step.py"])
 def test_benchmark_runs(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / name), "--quick"], check=True, capture_output=True, text=True

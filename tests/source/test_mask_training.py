@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup.source.train as training
+from trueup.bench.sweep import run
 from trueup.core import files
 from trueup.data.datasets import Dataset
 from trueup.source.checkpoints import Store
@@ -261,3 +262,12 @@ def test_a_classifier_is_refused_for_masks_and_the_other_way_round(tmp_path: Pat
     classes = Dataset("scans", ("a", "b", "c", "d", "e"), plain.targets, plain.open)
     with pytest.raises(ValueError, match="one class per image takes a classifier"):
         train(recipe(augment="none"), classes, Store(tmp_path))
+
+
+def test_a_size_that_the_network_cannot_take_is_said_in_a_sentence(tmp_path: Path) -> None:
+    settings = {"iterations": 1, "batch": 2, "size": 40, "augment": "none"}
+    with pytest.raises(ValueError, match=r"cannot take images of shape \(3, 40, 40\).*divisible by 16"):
+        run(
+            tmp_path, dataset="fundus-sim", target="screening", method="source",
+            network="smp:deeplabv3plus/mobilenet_v2", weights="none", training=settings, limit=8,
+        )  # fmt: skip

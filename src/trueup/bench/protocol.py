@@ -108,6 +108,9 @@ class Stage:
     def _warm_up(self, method: Method) -> None:
         """The first passes of a process cost more than any other; they shall not count for the first method."""
         kind = "gradient" if isinstance(method, GradientMethod) else "forward"
+        if self.structures and self.loader.cache is not None and not self.warm:
+            for _ in self.loader.batches(self.stream):  # volumes are slow to read, and that shall not slow the first
+                pass
         if kind not in self.warm and "prepare" not in method.info.needs:
             for x, _ in self.loader.batches(self.stream[:1]):
                 self.adapter(method).to(self.device)(x.to(self.device))

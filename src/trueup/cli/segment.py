@@ -13,6 +13,7 @@ from torch import nn
 from trueup.bench.settings import make_sweep, resolve
 from trueup.cli import options
 from trueup.cli.progress import bar
+from trueup.data.cards import CARDS
 from trueup.deploy import Setup, Summary
 from trueup.deploy import segment as segment_folder
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
@@ -61,6 +62,8 @@ def segment(
     with bar("images") as advance:
         summary = segment_folder(setup, images, out, fresh=fresh, progress=advance)
     tell(summary, name, out)
+    if model is not None and (legend := _legend(Path(model))):
+        Console(highlight=False, soft_wrap=True).print(f"values in them: {legend}")
     if summary.broken:
         raise typer.Exit(1)
 
@@ -99,6 +102,13 @@ def _ours(path: Path) -> tuple[nn.Module, dict[str, Any]]:
     if training.multilabel and known is not None:
         settings["labels"] = tuple(known.STRUCTURES)
     return network, settings
+
+
+def _legend(path: Path) -> str:
+    """What the numbers in masks mean, if the recipe's dataset has names for them."""
+    recipe = recipe_in(path)
+    card = CARDS.get(recipe.dataset) if recipe is not None and not recipe.training.multilabel else None
+    return ", ".join(f"{k} {name}" for k, name in enumerate(card.class_names)) if card is not None else ""
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:

@@ -50,7 +50,8 @@ def train(
         kept = read_header(store.path(recipe))["report"]["kept"]
         name, what = ("accuracy", "") if "accuracy" in kept else ("dice", "Dice ")
         score = f"{what}{100 * kept[name]:.1f} % on held-out source images" if kept else "weights as they were"
-        console.print(f"{store.path(recipe)}  seed {recipe.seed}, {score}", highlight=False, soft_wrap=True)
+        made = f"trained on {', '.join(recipe.sources)}, seed {recipe.seed}, {score}"
+        console.print(f"{store.path(recipe)}  {made}", highlight=False, soft_wrap=True, emoji=False)
 
 
 def _show(advance: Callable[[int, int], None], event: str, value: Any) -> None:

@@ -108,6 +108,11 @@ def read_volume(path: Path, channel: int = 0) -> Scan:
     return Scan(grid.show(values), grid.spacing, grid)
 
 
+def count_channels(path: Path) -> int:
+    """How many images a file holds over the same voxels; reads the header alone."""
+    return _open(path).channels
+
+
 def count_slices(path: Path) -> int:
     """How many slices `read_volume` would give; reads the header alone."""
     return _open(path).grid.shown[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import io
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from trueup.data.datasets.found import JUNK
 from trueup.data.datasets.masks import DATA, IMAGES, is_volume, read_image
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import Mask, Volume, field_of_view, square
-from trueup.data.volumes import Grid, suffix, write_mask
+from trueup.data.volumes import Grid, count_channels, suffix, write_mask
+
+log = logging.getLogger("trueup")
 
 JOURNAL = Path(".trueup", "journal.json")
 """Where a folder of masks says of itself that it is one."""
@@ -39,6 +42,8 @@ class Image:
         """Read it; of a volume's slices networks see `field` millimetres, if that is given, else all."""
         stamp = self.stamp()
         pixels, spacing, grid = read_image(self.path)
+        if is_volume(self.path) and (several := count_channels(self.path)) > 1:
+            log.warning("%s holds %d volumes; the first is segmented", self.name, several)
         height, width = pixels.shape[1:3]
         if field is None or grid is None:  # nobody knows how large the pixels of a picture are
             box, what = square(height, width, spacing), "all of it"
@@ -95,15 +100,19 @@ def find(folder: Path, out: Path, endings: Sequence[str]) -> tuple[list[Image], 
     return found, others
 
 
-def _below(folder: Path, out: Path) -> Iterator[Path]:
-    """All files but hidden ones, what operating systems leave behind, and masks that were made here."""
+def _below(folder: Path, out: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """All files but hidden ones, what operating systems leave behind, and masks that were made here.
+
+    Links back up are not followed.
+    """
+    here = (*above, folder.resolve())
     for path in folder.iterdir():
         if path.name.startswith(".") or path.name in JUNK:
             continue
         if not path.is_dir():
             yield path
-        elif path.resolve() != out and not (path / JOURNAL).exists():
-            yield from _below(path, out)
+        elif path.resolve() not in (out, *here) and not (path / JOURNAL).exists():
+            yield from _below(path, out, here)
 
 
 def groups(images: Sequence[Image], *, field: float | None, batch: int, broken: dict[str, str]) -> Iterator[list[Case]]:

@@ -74,8 +74,9 @@ class PixelTsd(GradientMethod):
         return ring
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
-        """One pass; the pixels to align are drawn here, so that the loss has nothing random."""
+        """One pass; the pixels to align are drawn here, so that the loss has nothing random, and labels share them."""
         out = net(x, update=True)
+        out.memo["length"] = out.features.flatten(2).square().sum(dim=1)
         out.memo["queries"] = torch.randperm(out.scores[:, 0].numel(), device=x.device)[: self.queries]
         return out
 
@@ -90,7 +91,7 @@ class PixelTsd(GradientMethod):
         """The two terms of the paper over pixels."""
         z, p = (t.flatten(2).to(state.features.dtype) for t in (out.features, out.scores))
         s = F.softmax(p, dim=1)
-        distillation = self._distillation(z, s.detach(), _labels(out), state)
+        distillation = self._distillation(z, out.memo["length"], s.detach(), _labels(out), state)
         if self.alignment == 0:
             return distillation
         image, pixel = out.memo["queries"] // z.shape[2], out.memo["queries"] % z.shape[2]
@@ -100,9 +101,8 @@ class PixelTsd(GradientMethod):
         aligned = self.alignment * (similarity * weight * distance).mean()
         return aligned if distillation is None else distillation + aligned
 
-    def _distillation(self, z: Tensor, target: Tensor, label: Tensor, bank: Ring) -> Tensor | None:
+    def _distillation(self, z: Tensor, length: Tensor, target: Tensor, label: Tensor, bank: Ring) -> Tensor | None:
         prototypes = F.normalize(bank.prototypes(0.5 if self.per_class == "half" else 1.0), p=2, dim=1, eps=1e-12)
-        length = z.square().sum(dim=1)
         u = (prototypes @ z) / length.unsqueeze(1).clamp(min=1e-12).sqrt()
         weight = (length > 1e-12).to(u.dtype)  # a feature of no length has no direction to learn
         if self.balanced:

@@ -171,7 +171,7 @@ def _downloaded(name: str, make: Callable[[], nn.Module]) -> nn.Module:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise OSError(
             f"the ImageNet weights of {name!r} could not be loaded: {reason}; "
-            f"without a network, give a local file of weights instead"
+            f"without a network, give a local file of weights instead, or none"
         ) from error
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trueup.core import files
 from trueup.core.method import fusable
-from trueup.core.split import as_logits
+from trueup.core.split import as_logits, run
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import Loader, Place, ahead
@@ -65,9 +65,9 @@ def train(
         torch.manual_seed(recipe.seed)
         model = build(recipe.network, recipe.classes, weights=weights or recipe.weights, size=recipe.training.size)
         domains = [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
-        run = _Run(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
-        run.train(store, threads, keep_every, progress)
-    store.save(recipe, model, run.report())
+        training = _Run(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
+        training.train(store, threads, keep_every, progress)
+    store.save(recipe, model, training.report())
     store.partial(recipe).unlink(missing_ok=True)
     return store.path(recipe)
 
@@ -213,7 +213,7 @@ class _Run:
 
     def logits(self, x: Tensor) -> Tensor:
         """What the network says, whatever it wraps it in."""
-        return as_logits(self.model(x), None, rows=len(x), least=1)
+        return as_logits(run(self.model, x), None, rows=len(x), least=1)
 
     def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Put the kept weights into the model; after SWAD estimate the statistics of BatchNorm layers anew."""

@@ -68,11 +68,13 @@ class Found:
             return Case(name, 1, partial(_refuse, str(error)), patient, files)
 
 
-def visible(root: Path) -> Iterator[Path]:
-    """All files below a folder, sorted, without what operating systems leave behind."""
+def visible(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """All files below a folder, sorted, without what operating systems leave behind; links back up are not followed."""
+    here = (*above, root.resolve())
     for entry in _entries(root):
         if entry.is_dir():
-            yield from visible(Path(entry.path))
+            if Path(entry.path).resolve() not in here:
+                yield from visible(Path(entry.path), here)
         elif entry.is_file():
             yield Path(entry.path)
 
