@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     ("load: another model's state is taken", "core/snapshot.py", '    "source": "another source model",\n', ""),
     ("load: an altered file is taken", "core/files.py", ".hexdigest().encode() != digest:", ".hexdigest() == 0:"),
-    ("save: not atomic", "core/files.py", "with partial.open", "with path.open"),
+    ("save: not atomic", "atomic.py", "with partial.open", "with path.open"),
     (
         "losses: softmax over the batch",
         "losses.py",

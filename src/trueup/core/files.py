@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trueup.atomic import put
 
 _BLANK = b"0" * 64
 
@@ -21,22 +22,7 @@ def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, 
     metadata = {"format": f"trueup-{kind}-1", "header": json.dumps(header), "sha256": _BLANK.decode()}
     blob = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     blob = blob.replace(_BLANK, hashlib.sha256(blob).hexdigest().encode(), 1)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    if hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    put(path, blob)
 
 
 def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], dict[str, Any]]:

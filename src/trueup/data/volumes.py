@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.atomic import put
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import Mask
 
@@ -127,7 +128,7 @@ def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
     if mask.shape != grid.shown:
         raise ValueError(f"the mask has {times(mask.shape)} voxels, the volume has {times(grid.shown)}")
     stored = grid.store(mask)
-    _replace(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
+    put(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
 
 
 def suffix(path: Path) -> str:
@@ -300,20 +301,6 @@ def _itk_bytes(stored: Mask, grid: Grid, ending: str) -> bytes:
         file = Path(folder) / ("mask.nrrd" if ending == ".nrrd" else "mask.mha")
         itk.WriteImage(image, str(file), useCompression=True)
         return file.read_bytes()
-
-
-def _replace(path: Path, blob: bytes) -> None:
-    """Put a file in its place once it is safe on disk."""
-    partial_file = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial_file.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        partial_file.replace(path)
-    except BaseException:
-        partial_file.unlink(missing_ok=True)
-        raise
 
 
 def _library(name: str) -> Any:

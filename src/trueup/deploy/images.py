@@ -5,11 +5,11 @@ from __future__ import annotations
 import colorsys
 import io
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trueup.atomic import put
 from trueup.data.datasets.found import JUNK
 from trueup.data.datasets.masks import DATA, IMAGES, is_volume, read_image
 from trueup.data.domains import BrokenImageError
@@ -137,20 +137,6 @@ def groups(images: Sequence[Image], *, field: float | None, batch: int, broken: 
             group = []
     if group:
         yield group
-
-
-def put(path: Path, blob: bytes) -> None:
-    """Put a file in its place once it is safe on disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _png(mask: Mask) -> bytes:

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from trueup.atomic import put
 from trueup.core.adapter import Adapter
-from trueup.deploy.images import JOURNAL, Image, put
+from trueup.deploy.images import JOURNAL, Image
 
 FORMAT = "trueup-segment-1"
 
