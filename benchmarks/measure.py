@@ -1,5 +1,6 @@
 """Timing in one run: variants take turns, and what counts are ratios of neighbours in time."""
 
+import copy
 import json
 import os
 import platform
@@ -11,10 +12,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 import trueup
+from trueup.losses import entropy
 
 T = TypeVar("T")
+
+
+def bare_step(model: nn.Module) -> Callable[[Tensor], None]:
+    """A network's own forward, backward and Adam step on a copy of it, with batch statistics: the bare cost."""
+    plain = copy.deepcopy(model).train()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-4, fused=True)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        entropy(plain(x)).mean().backward()
+        optimizer.step()
+
+    return step
 
 
 def seconds(action: Callable[[], object]) -> float:

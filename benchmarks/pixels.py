@@ -6,17 +6,15 @@ Adam and batch statistics on both sides; the two take turns. Also the memory of 
 Run: python benchmarks/pixels.py [--quick]
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from measure import milliseconds, quartiles, take_turns, write
+from measure import bare_step, milliseconds, quartiles, take_turns, write
 from torch import Tensor, nn
 
 import trueup
-from trueup.losses import entropy
 from trueup.ring import Ring
 from trueup.source.nets import build
 
@@ -35,15 +33,7 @@ def measure(name: str, multilabel: bool, batch: int, size: int, rounds: int) -> 
     adapter(torch.randn(2, 3, size, size))
     fill(adapter)
     before = held(adapter.state)
-    plain = copy.deepcopy(model).train()
-    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-4, fused=True)
-
-    def bare(x: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        entropy(plain(x)).mean().backward()
-        optimizer.step()
-
-    variants: dict[str, Callable[[Tensor], object]] = {"tsd": adapter, "bare": bare}
+    variants: dict[str, Callable[[Tensor], object]] = {"tsd": adapter, "bare": bare_step(model)}
     times = take_turns(variants, rounds, lambda: torch.randn(batch, 3, size, size))
     assert held(adapter.state) == before, "the bank has grown"
     return {

@@ -6,18 +6,16 @@ two take turns. Every newcomer displaces an entry of the bank: the dearest case.
 Run: python benchmarks/step.py [--quick]
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torchvision
-from measure import milliseconds, quartiles, take_turns, write
+from measure import bare_step, milliseconds, quartiles, take_turns, write
 from torch import Tensor
 
 import trueup
-from trueup.losses import entropy
 from trueup.memory import Bank
 
 CLASSES, M = 1000, 100
@@ -29,15 +27,7 @@ def measure(name: str, batch: int, size: int, rounds: int, per_class: int) -> di
     model = torchvision.models.get_model(name, weights=None)
     adapter = trueup.adapt(model, "tsd", per_class=per_class, example=torch.randn(2, 3, size, size))
     fill(adapter.state, per_class)
-    plain = copy.deepcopy(model).train()
-    optimizer = torch.optim.Adam(plain.parameters(), lr=1e-4, fused=True)
-
-    def bare(x: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        entropy(plain(x)).mean().backward()
-        optimizer.step()
-
-    variants: dict[str, Callable[[Tensor], object]] = {"tsd": adapter, "bare": bare}
+    variants: dict[str, Callable[[Tensor], object]] = {"tsd": adapter, "bare": bare_step(model)}
     times = take_turns(variants, rounds, lambda: torch.randn(batch, 3, size, size))
     assert isinstance(adapter.state, Bank)
     return {

@@ -83,12 +83,13 @@ class MaskJudge:
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the answers are not finite")
         self.images += len(indices)
+        numbers = self.place.numbers
         for answer, index in zip(logits, indices.tolist(), strict=True):
             domain, i = self.place.find(index)
             assert isinstance(domain, SliceDomain)
             number, z = domain.place(i)
             volume = domain.volume(number)
-            key = int(self.place.numbers[index]), number
+            key = int(numbers[index]), number
             if key not in self.seen:
                 shape = volume.image.shape[:3]
                 empty = {name: np.zeros(shape, dtype=np.bool_) for name in self.structures}
