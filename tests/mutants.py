@@ -485,7 +485,7 @@ MUTANTS = [
         "self.seen[key].shown[z] = True",
         "self.seen[key].shown[:] = True",
     ),
-    ("masks: cases of two domains are one", "bench/judges.py", "int(self.place.numbers[index]), number", "0, number"),
+    ("masks: cases of two domains are one", "bench/judges.py", "int(numbers[index]), number", "0, number"),
     (
         "masks: something beyond what the network saw",
         "data/slices.py",
