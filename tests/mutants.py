@@ -53,12 +53,17 @@ MUTANTS = [
         "return model",
     ),
     ("model: its input changed in place", "core/split.py", "return model(x.clone())", "return model(x)"),
-    ("model: activations recomputed with other statistics", "core/adapter.py", ", net.normalizing():", ":"),
+    (
+        "model: activations recomputed with other statistics",
+        "core/adapter.py",
+        "not twice), net.normalizing():",
+        "not twice):",
+    ),
     (
         "model: losses under the user's autocast",
         "core/adapter.py",
-        "enabled=False)\n        with torch.set",
-        "enabled=True)\n        with torch.set",
+        "enabled=False)\n        with exact(), torch.no_grad():\n            method.observe",
+        "enabled=True)\n        with exact(), torch.no_grad():\n            method.observe",
     ),
     ("model: dropout left on", "core/adapter.py", "norm=method.norm).eval()", "norm=method.norm).train()"),
     (
@@ -86,23 +91,28 @@ MUTANTS = [
     (
         "flow: predicts after the update",
         "core/adapter.py",
-        "method.predict(net, first, state)",
-        "method.predict(net, method.forward(net, x, state), state)",
+        "method.predict(net, first, self.state)",
+        "method.predict(net, method.forward(net, x, self.state), self.state)",
     ),
     (
         "flow: fails under inference_mode",
         "core/adapter.py",
-        "with torch.inference_mode(False):\n            x =",
-        ("with torch.no_grad():\n            x ="),
+        "with torch.inference_mode(False):\n            if self._watch is None:",
+        "with torch.no_grad():\n            if self._watch is None:",
     ),
-    ("flow: NaN pixels are taken", "core/guard.py", "if not bool(x.detach().abs().amax() <= LARGEST):", "if False:"),
+    (
+        "flow: NaN pixels are taken",
+        "core/inputs.py",
+        "if rows and not bool(x.detach().abs().amax() <= LARGEST):",
+        "if False:",
+    ),
     (
         "flow: steps along a gradient that is not finite",
         "core/adapter.py",
-        "if bool(torch.nn.utils.get_total_norm([loss.detach(), *grads]).isfinite()):",
-        "if True:",
+        "if not bool(size.isfinite()):",
+        "if False:",
     ),
-    ("flow: episodic is ignored", "core/adapter.py", "again = self.method.episodic", "again = False"),
+    ("flow: episodic is ignored", "core/adapter.py", "again, learns = self.method.episodic,", "again, learns = False,"),
     (
         "flow: steps is ignored",
         "core/adapter.py",
@@ -118,8 +128,8 @@ MUTANTS = [
     (
         "reset: the memory stays",
         "core/adapter.py",
-        "self.state = copy.deepcopy(self._fresh[0])",
-        "self.state = self.state if len(list(self.state.buffers())) else copy.deepcopy(self._fresh[0])",
+        "self.state = copy.deepcopy(state or self._fresh[0])",
+        "self.state = self.state if len(list(self.state.buffers())) else copy.deepcopy(state or self._fresh[0])",
     ),
     (
         "reset: the optimiser stays",

@@ -19,6 +19,7 @@ ALLOWED = {
     "losses": set(),
     "memory": set(),
     "ring": set(),
+    "rules": {"core"},
     "core": {"version", "atomic"},
     "methods": {"core", "losses", "memory", "ring"},
     "testing": {"core", "methods", "losses", "memory", "ring"},
@@ -28,13 +29,13 @@ ALLOWED = {
     "report": {"bench.records"},
     "deploy": {"core", "data", "atomic"},
     "cli": {"core", "data", "source", "bench", "report", "deploy", "version", "methods"},
-    "__init__": {"core", "methods", "version", "bench", "data"},
+    "__init__": {"core", "methods", "rules", "version", "bench", "data"},
 }
 EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplotlib ray scipy sklearn pandas PIL"
 EXTRAS += " pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())
 # Torch, numpy, safetensors: no more.
-BARE = {"version", "atomic", "losses", "memory", "ring", "core", "methods", "testing", "__init__"}
+BARE = {"version", "atomic", "losses", "memory", "ring", "rules", "core", "methods", "testing", "__init__"}
 
 
 def imports(path: Path) -> set[str]:

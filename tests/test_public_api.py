@@ -6,10 +6,11 @@ import trueup
 import trueup.testing
 
 PUBLIC = """
-Adapter GradientMethod Info Method Output SplitModel __version__ adapt get_method list_methods register run streams
+Adapter Event GradientMethod Guard Health Info Method Output SplitModel __version__ adapt get_method list_methods
+register rules run streams
 """
 ADAPTER = """
-forward load prepare reset save train unwrap
+checkpoint forward load prepare reset save train unwrap
 """
 HOOKS = """
 after forward hyperparameters init loss observe predict prepare rows
@@ -62,4 +63,6 @@ def test_defaults() -> None:
 
 def test_adapt_takes() -> None:
     parameters = inspect.signature(trueup.adapt).parameters
-    assert list(parameters) == ["model", "method", "head", "output", "example", "multilabel", "seed", "hyper"]
+    assert list(parameters) == [
+        "model", "method", "preset", "guard", "head", "output", "example", "multilabel", "seed", "hyper",
+    ]  # fmt: skip

@@ -6,8 +6,11 @@
 
 from typing import Any
 
-from trueup import methods  # noqa: F401  (registers them)
-from trueup.core.adapter import Adapter, adapt
+from trueup import methods as _methods  # noqa: F401  (registers them)
+from trueup import rules
+from trueup.core.adapt import adapt
+from trueup.core.adapter import Adapter
+from trueup.core.guard import Event, Guard, Health
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import get_method, list_methods, register
 from trueup.core.split import Output, SplitModel
@@ -15,7 +18,10 @@ from trueup.version import __version__
 
 __all__ = [
     "Adapter",
+    "Event",
     "GradientMethod",
+    "Guard",
+    "Health",
     "Info",
     "Method",
     "Output",
@@ -25,6 +31,7 @@ __all__ = [
     "get_method",
     "list_methods",
     "register",
+    "rules",
     "run",
     "streams",
 ]

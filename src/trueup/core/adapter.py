@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,48 +15,20 @@ from torch import Tensor, nn
 
 from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
-from trueup.core.guard import check_input, check_logits
+from trueup.core.describe import describe
+from trueup.core.guard import Guard, Health, Watch
+from trueup.core.inputs import check_input, check_logits
+from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
 from trueup.core.method import GradientMethod, Method, flag, whole
 from trueup.core.params import select
 from trueup.core.randomness import RandomStream
-from trueup.core.registry import make_method, suited
+from trueup.core.registry import suited
+from trueup.core.robust import LEAST
 from trueup.core.snapshot import capture, restore
 from trueup.core.split import HeadNotFoundError, Output, SplitModel, as_logits, find_head, run
 
 log = logging.getLogger("trueup")
-
-
-def adapt(
-    model: nn.Module,
-    method: str | Method = "tsd",
-    *,
-    head: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
-    example: Tensor | None = None,
-    multilabel: bool = False,
-    seed: int = 0,
-    **hyper: Any,
-) -> Adapter:
-    """Wrap a trained classifier or segmenter so that it adapts itself to what it is shown. The model is never touched.
-
-    method: a name (see `list_methods()`) with hyper-parameters as keywords, or a Method.
-    head: the name of the last linear layer, where the probe cannot find it.
-    output: a function from what the model returns to its logits, where that is not a tensor.
-    example: a batch to find the head with now; otherwise the first batch serves.
-    multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
-    seed: of the adapter's own random stream.
-    """
-    given: Mapping[str, Any] | None = None
-    if isinstance(method, str):
-        method, given = make_method(method, hyper), hyper
-    elif not isinstance(method, Method):
-        raise TypeError(f"method must be a name or a Method, not {type(method).__name__}")
-    elif hyper:
-        raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
-    return Adapter(
-        model, method, head=head, output=output, example=example, multilabel=multilabel, seed=seed, given=given
-    )
 
 
 class Adapter(nn.Module):
@@ -72,6 +45,7 @@ class Adapter(nn.Module):
         multilabel: bool = False,
         seed: int = 0,
         given: Mapping[str, Any] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
@@ -84,6 +58,8 @@ class Adapter(nn.Module):
         whole("seed", seed, 0)
         flag("multilabel", multilabel)
         self.method, self.multilabel, self._given = method, multilabel, given
+        self._watch = None if guard is None else Watch(guard)
+        self._keeper: Keeper | None = None
         self.task: str | None = None
         self._hooks: Method | PerLabel = method
         self.training = False
@@ -107,49 +83,76 @@ class Adapter(nn.Module):
     # The flow
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict a batch, then adapt to it. Returns detached logits, at least float32."""
+        """Predict a batch, then adapt to it. Returns detached logits, at least float32.
+
+        With a guard a row that holds NaN, infinite or huge values is answered by zeros, and disturbs no other.
+        """
         with torch.inference_mode(False):
-            x = self._checked(x)
-            if not self._built:
-                self._probe(x)
-            if "prepare" in self.method.info.needs and not self._prepared:
-                self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
-            answers = []
-            with self._random.drawing(x.device):
-                while len(x):
-                    n = self._hooks.rows(self.state, len(x))
-                    if not 1 <= n <= len(x):
-                        raise ValueError(f"{self.method.info.name}.rows took {n} of {len(x)} waiting rows")
-                    answers.append(self._take(x[:n]))
-                    x = x[n:]
-            return answers[0] if len(answers) == 1 else torch.cat(answers)
+            if self._watch is None:
+                answers = self._answer(self._checked(x))
+            else:
+                answers = self._watch.answer(self, self._checked(x, rows=False))
+            if self._keeper is not None:
+                self._keeper.tick(self)
+            return answers
 
     __call__: Callable[..., Tensor]
 
+    def _answer(self, x: Tensor) -> Tensor:
+        if not self._built:
+            self._probe(x)
+        if "prepare" in self.method.info.needs and not self._prepared:
+            self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
+        answers = []
+        with self._random.drawing(x.device):
+            while len(x):
+                n = self._hooks.rows(self.state, len(x))
+                if not 1 <= n <= len(x):
+                    raise ValueError(f"{self.method.info.name}.rows took {n} of {len(x)} waiting rows")
+                answers.append(self._take(x[:n]))
+                x = x[n:]
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
     def _take(self, x: Tensor) -> Tensor:
-        method, net, state = self._hooks, self.net, self.state
-        again = self.method.episodic
-        # The policy holds until after backward, for models that recompute their activations there. Only the model runs
-        # under the user's autocast; losses and memory do not.
-        exact = partial(torch.autocast, x.device.type, enabled=False)
-        with torch.set_grad_enabled(self._optimizer is not None), net.normalizing():
-            first = out = method.forward(net, x, state)
-            with exact(), torch.no_grad():
-                method.observe(net, out, state)
-            for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
-                if step > 0:
-                    with net.reading():
-                        out = method.forward(net, x, state)
-                with exact():
-                    self._update(out)
-                with exact(), torch.no_grad():
-                    again |= method.after(net, out, state) == "reset"
-        with exact(), torch.no_grad():
-            answer = method.predict(net, first, state).detach()
+        method, net = self._hooks, self.net
+        again, learns = self.method.episodic, self._watch is None or not self._watch.frozen
+        # Robust statistics answer; learning is a second pass, with the statistics of a batch that has enough images.
+        twice = self._optimizer is not None and net.policy_has_layers
+        # The policy holds until after backward, for models that recompute their activations there.
+        with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing():
+            with nullcontext() if learns else net.reading():
+                first = method.forward(net, x, self.state)
+            if learns and not twice:
+                again |= self._learn(x, first)
+        if learns and twice and len(x) >= LEAST:
+            with torch.enable_grad(), net.learning(), net.normalizing():
+                again |= self._learn(x, method.forward(net, x, self.state))
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            net.settle()
+            answer = method.predict(net, first, self.state).detach()
         self.batches += 1
         if again:
-            self.reset()
-        return answer
+            self._restart()
+            self._random.restart()
+            self.batches = self.updates = 0
+        return answer if self._watch is None else self._watch.after(self, x, first.logits, answer)
+
+    def _learn(self, x: Tensor, out: Output) -> bool:
+        """Observe, step, clean up; whether the method asks for a fresh start."""
+        method, net, state, again = self._hooks, self.net, self.state, False
+        # Only the model runs under the user's autocast; losses and memory do not.
+        exact = partial(torch.autocast, x.device.type, enabled=False)
+        with exact(), torch.no_grad():
+            method.observe(net, out, state)
+        for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
+            if step > 0:
+                with net.reading():
+                    out = method.forward(net, x, state)
+            with exact():
+                self._update(out)
+            with exact(), torch.no_grad():
+                again |= method.after(net, out, state) == "reset"
+        return again
 
     def _update(self, out: Output) -> None:
         """The only optimiser step."""
@@ -165,21 +168,24 @@ class Adapter(nn.Module):
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if bool(torch.nn.utils.get_total_norm([loss.detach(), *grads]).isfinite()):
+        size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
+        if not bool(size.isfinite()):
+            log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
+        elif self._watch is None or not self._watch.refuses(self, float(loss.detach()), float(size)):
             optimizer.step()
             torch.clear_autocast_cache()  # it holds copies of the weights as they were
             self.updates += 1
-        else:
-            log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
         optimizer.zero_grad(set_to_none=True)
+        if self._watch is not None:
+            self._watch.stepped(self)
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
             self._warned.add(message)
             log.warning(message, *values)
 
-    def _checked(self, x: Tensor) -> Tensor:
-        check_input(x, self.net.model)
+    def _checked(self, x: Tensor, *, rows: bool = True) -> Tensor:
+        check_input(x, self.net.model, rows=rows)
         return x.clone() if x.is_inference() else x.detach()
 
     # Building and state
@@ -241,16 +247,22 @@ class Adapter(nn.Module):
             self.reset()
 
     def reset(self) -> None:
-        """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream."""
+        """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
         self._random.restart()
         self.batches = self.updates = 0
-        if not self._built:
-            return
+        if self._watch is not None:
+            self._watch.restart()
+        if self._built:
+            self._restart()
+
+    def _restart(self, state: nn.Module | None = None) -> None:
+        """The model at its source, with the state of a fresh adapter or a copy of this one."""
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._watched().items():
                 put(self.net.model, name, tensor, self._source[name])
+            self.net.restart()
             torch.clear_autocast_cache()
-            self.state = copy.deepcopy(self._fresh[0])
+            self.state = copy.deepcopy(state or self._fresh[0])
         if isinstance(self.method, GradientMethod):
             named = [*self.net.selected.items(), *((f"state.{n}", p) for n, p in self.state.named_parameters())]
             named = [(name, p) for name, p in named if p.requires_grad]
@@ -260,6 +272,13 @@ class Adapter(nn.Module):
         """What of the model may change: the selected parameters and the buffers of statistics."""
         tensors: dict[str, Tensor] = {**dict(self.net.model.named_parameters()), **dict(self.net.model.named_buffers())}
         return {name: tensors[name] for name in self._source}
+
+    @property
+    def health(self) -> Health:
+        """The guard's view of the adapter: state, reason, numbers, counts of events. Needs `guard=True`."""
+        if self._watch is None:
+            raise ValueError("this adapter has no guard: make it with adapt(..., guard=True)")
+        return self._watch.health
 
     def _source_digest(self) -> str:
         """SHA-256 of the source model, worked out once."""
@@ -278,12 +297,23 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             restore(self, *files.read(path), path)
 
+    def checkpoint(self, folder: str | Path, *, every: int = 100, keep: int = 3) -> int:
+        """Write the state to a folder after every so many batches, and keep the last few.
+
+        If the folder holds states already, the newest whole one is taken up. Returns how many batches it has seen.
+        """
+        keeper = Keeper(Path(folder), every, keep)
+        with torch.inference_mode(False):
+            resumed = keeper.resume(self)
+        self._keeper = keeper
+        return self.batches if resumed else 0
+
     # A good citizen
 
     def unwrap(self) -> nn.Module:
         """The adapted model as a plain module, in eval mode, with its own copy of the weights.
 
-        Its BatchNorm layers use running statistics: those estimated with norm="ema", else the source's.
+        Its BatchNorm layers use running statistics: those estimated with norm="ema" or "robust", else the source's.
         """
         model = copy_model(self.net.model)
         for name, p in model.named_parameters():
@@ -296,6 +326,7 @@ class Adapter(nn.Module):
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         with torch.inference_mode(False):
             twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        twin._keeper = None  # two must not write to one folder
         return twin
 
     def train(self, mode: bool = True) -> Self:
@@ -313,19 +344,4 @@ class Adapter(nn.Module):
         return self
 
     def __repr__(self) -> str:
-        hyper = ", ".join(f"{name}={value!r}" for name, value in self.method.hyperparameters().items())
-        method = f"{type(self.method).__name__}({hyper})"
-        if not self._built:
-            return f"{method}, waiting for its first batch"
-        total = sum(p.numel() for p in self.net.model.parameters())
-        count = sum(p.numel() for p in self.net.selected.values())
-        head = f"head {self.net.head!r}" if self.net.head is not None else "no head"
-        labels = f", {self.net.channels} labels" if self.multilabel else ""
-        return f"{method}, updates {_short(count)} of {_short(total)} values, {head}{labels}"
-
-
-def _short(count: int) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.1f}{letter}"
-    return str(count)
+        return describe(self)

@@ -39,7 +39,8 @@ class Method:
     """Base of all methods. Only `observe` and `after` may write, and only to `state`."""
 
     norm: str = "source"
-    """Statistics of BatchNorm layers: "source", "batch", or "ema" (running estimates that start at the source's)."""
+    """Statistics of BatchNorm layers: "source", "batch", "ema" (running estimates that start at the source's), or
+    "robust" (such estimates, moved after the answer by one image at a time, by a frequent class less)."""
     episodic: bool = False
     """Forget everything after each batch."""
 

@@ -53,3 +53,15 @@ def _set(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Random numbers drawn in here are not missed outside."""
+    devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+    states = [_get(d) for d in devices]
+    try:
+        yield
+    finally:
+        for d, state in zip(devices, states, strict=True):
+            _set(d, state)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.copying import put
+from trueup.core.moments import Moment
 from trueup.core.registry import suited
 from trueup.version import __version__
 
@@ -26,6 +27,7 @@ IDENTITY = {
     "seed": "another seed",
     "parameters": "other parameters to update",
     "source": "another source model",
+    "guard": "another guard, or none",
 }
 
 
@@ -35,16 +37,12 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError("there is nothing to save before the first batch; pass example= to adapt")
     tensors = {f"net/{n}": t for n, t in adapter._watched().items() if not torch.equal(t, adapter._source[n])}
     tensors |= {f"state/{n}": t for n, t in _tensors(adapter.state).items()}
+    tensors |= {f"policy/{n}": t for n, t in adapter.net.policy.state_dict().items()}
     if adapter._prepared:
         tensors |= {f"fresh/{n}": t for n, t in _tensors(adapter._fresh[0]).items()}
     tensors |= {f"random/{device}": t for device, t in adapter._random.states.items()}
-    optimizer: dict[str, dict[str, Any]] = {}
-    for i, values in _optimizer_state(adapter).items():
-        for key, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer/{i}/{key}"] = value
-            else:
-                optimizer.setdefault(str(i), {})[key] = value
+    moved, optimizer = _split(_optimizer_state(adapter))
+    tensors |= {f"optimizer/{n}": t for n, t in moved.items()}
     header = {
         "version": __version__,
         "head": adapter.net.head,
@@ -56,31 +54,35 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "optimizer": optimizer,
         **_identity(adapter, adapter.method),
     }
+    if adapter._watch is not None:
+        header["watch"] = {"marks": adapter._watch.marks, "kept": []}
+        tensors |= {f"watch/{n}": t for n, t in adapter._watch.memory.state_dict().items()}
+        for i, moment in enumerate(adapter._watch.kept):
+            parts, scalars = _of_moment(moment, adapter._source)
+            tensors |= {f"kept{i}/{n}": t for n, t in parts.items()}
+            header["watch"]["kept"].append(scalars)
     return tensors, header
 
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state; everything is checked before anything changes."""
     task = header.get("task", "classification")  # files of the first version do not say
-    header = {"multilabel": False, **header}
-    ours = _identity(adapter, adapter.method if adapter._built else suited(adapter.method, adapter._given, task))
-    for key, reason in IDENTITY.items():
-        if ours[key] != header[key] and (key != "parameters" or adapter._built):
-            raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
-    head = adapter.net.head if adapter._built else adapter._head
-    if head != header["head"] and (adapter._built or head is not None):
-        raise ValueError(f"{path} has the head {header['head']!r}, this adapter {head!r}")
+    header = {"multilabel": False, "guard": "", **header}
+    _refuse_foreign(adapter, header, task, path)
     if not adapter._built:
         twin = copy.deepcopy(adapter)
         twin._build(header["head"], header["classes"], task)
         restore(twin, tensors, header, path)
         adapter.__dict__ = twin.__dict__
         return
-    parts: dict[str, dict[str, Tensor]] = {"net": {}, "state": {}, "fresh": {}, "random": {}, "optimizer": {}}
+    parts: dict[str, dict[str, Tensor]] = {
+        part: {} for part in ("net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1")
+    }
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = tensor
     _fits("net", adapter._watched(), parts["net"], path, whole=False)
+    _fits("policy", adapter.net.policy.state_dict(), parts["policy"], path, whole=True)
     for part in ("state", "fresh") if header["prepared"] else ("state",):
         _fits(part, _tensors(adapter._fresh[0]), parts[part], path, whole=True)
 
@@ -96,9 +98,25 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
             if name in parts["net"]:
                 put(adapter.net.model, name, target, parts["net"][name])
         _assign(adapter.state, parts["state"])
+        adapter.net.policy.load_state_dict(parts["policy"])
         _assign_optimizer(adapter, parts["optimizer"], header["optimizer"])
+        if adapter._watch is not None:
+            adapter._watch.marks = header["watch"]["marks"]
+            adapter._watch.load(adapter, parts["watch"])
+            kept = enumerate(header["watch"]["kept"])
+            adapter._watch.kept = [_to_moment(adapter, parts[f"kept{i}"], scalars) for i, scalars in kept]
     adapter._random.states = parts["random"]
     adapter.batches, adapter.updates = header["batches"], header["updates"]
+
+
+def _refuse_foreign(adapter: Adapter, header: dict[str, Any], task: str, path: str | Path) -> None:
+    ours = _identity(adapter, adapter.method if adapter._built else suited(adapter.method, adapter._given, task))
+    for key, reason in IDENTITY.items():
+        if ours[key] != header[key] and (key != "parameters" or adapter._built):
+            raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
+    head = adapter.net.head if adapter._built else adapter._head
+    if head != header["head"] and (adapter._built or head is not None):
+        raise ValueError(f"{path} has the head {header['head']!r}, this adapter {head!r}")
 
 
 def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
@@ -111,6 +129,7 @@ def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
         "seed": adapter._random.seed,
         "parameters": list(adapter.net.selected),
         "source": adapter._source_digest()[:16],
+        "guard": "" if adapter._watch is None else repr(adapter._watch.guard),
     }
 
 
@@ -148,19 +167,56 @@ def _optimizer_state(adapter: Adapter) -> dict[int, dict[str, Any]]:
     return {i: adapter._optimizer.state[p] for i, p in enumerate(parameters) if p in adapter._optimizer.state}
 
 
+def _split(states: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """An optimiser's state as named tensors and plain values."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for i, values in states.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{i}/{key}"] = value
+            else:
+                scalars.setdefault(str(i), {})[key] = value
+    return tensors, scalars
+
+
 def _assign_optimizer(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, dict[str, Any]]) -> None:
-    if adapter._optimizer is None:
-        return
+    if adapter._optimizer is not None:
+        adapter._optimizer.load_state_dict(_joined(adapter._optimizer, tensors, scalars))
+
+
+def _joined(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in scalars.items()}
-    parameters = [p for group in adapter._optimizer.param_groups for p in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():
         i, _, key = name.partition("/")
         like = parameters[int(i)]
         if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
             tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
         state.setdefault(int(i), {})[key] = tensor
-    groups = adapter._optimizer.state_dict()["param_groups"]
-    adapter._optimizer.load_state_dict({"state": state, "param_groups": groups})
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _of_moment(moment: Moment, source: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors, scalars = _split(moment.optimizer.get("state", {}))
+    named = {f"optimizer/{n}": t for n, t in tensors.items()}
+    named |= {f"net/{n}": t for n, t in moment.net.items() if not torch.equal(t, source[n])}
+    named |= {f"state/{n}": t for n, t in _tensors(moment.state).items()}
+    return named | {f"policy/{n}": t for n, t in moment.policy.items()}, scalars
+
+
+def _to_moment(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> Moment:
+    parts: dict[str, dict[str, Tensor]] = {"net": {}, "state": {}, "policy": {}, "optimizer": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = tensor
+    net = {name: parts["net"].get(name, t).to(t.device, copy=True) for name, t in adapter._source.items()}
+    state = copy.deepcopy(adapter._fresh[0])
+    _assign(state, parts["state"])
+    optimizer = {} if adapter._optimizer is None else _joined(adapter._optimizer, parts["optimizer"], scalars)
+    return Moment(net, state, parts["policy"], optimizer)
 
 
 def _brief(value: Any) -> str:

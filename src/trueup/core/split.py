@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trueup.core.robust import Robust, Rows, watching
 from trueup.core.statistics import normalizing
 
 HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -69,11 +70,19 @@ class SplitModel(nn.Module):
         self.label: int | None = None
         self.dense = self.multilabel = False
         self.selected: dict[str, nn.Parameter] = {}
+        self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
+        self._pending: tuple[Rows, Tensor] | None = None
         self._reading = False
 
     def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
         """Fix the head by its name in the model, the number of its outputs, and whether these are maps."""
         self.head, self.channels, self.dense = head, channels, dense
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what the policy of normalisation remembers; the model must be at its source."""
+        if self.norm == "robust":
+            self.policy = Robust(self.model, None if self.dense or self.multilabel else self.channels)
 
     @property
     def fewest(self) -> int:
@@ -93,13 +102,28 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor, *, update: bool = False) -> Output:
         """One pass; `update` lets the normalisation policy keep what it estimates, else it only reads."""
+        update = update and not self._reading
+        if not update or not isinstance(self.policy, Robust):
+            return self._pass(x, update=update)
+        with watching(self.model) as rows:
+            out = self._pass(x, update=update)
+        self._pending = (rows, out.logits.detach())
+        return out
+
+    def settle(self) -> None:
+        """Let robust estimates learn from the last pass; not before its gradient is known, which depends on them."""
+        if isinstance(self.policy, Robust) and self._pending is not None:
+            self.policy.learn(self.model, *self._pending)
+        self._pending = None
+
+    def _pass(self, x: Tensor, *, update: bool) -> Output:
         calls: list[tuple[Tensor, Tensor]] = []
         handles = []
         if self.head is not None:
             layer = self.model.get_submodule(self.head)
             handles.append(layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))))
         try:
-            with normalizing(self.model, self.norm, update=update and not self._reading, fewest=self.fewest):
+            with normalizing(self.model, self.norm, update=update, fewest=self.fewest):
                 logits = self._run(x)
                 if len(calls) > 1:
                     raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
@@ -126,6 +150,21 @@ class SplitModel(nn.Module):
     def normalizing(self) -> AbstractContextManager[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
         return normalizing(self.model, self.norm, update=False, fewest=self.fewest)
+
+    @property
+    def policy_has_layers(self) -> bool:
+        """Whether robust estimates are kept of any layer."""
+        return isinstance(self.policy, Robust) and self.policy.layers > 0
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """In here the statistics are the batch's, and nothing is kept."""
+        before, self.norm = self.norm, "batch"
+        try:
+            with self.reading():
+                yield
+        finally:
+            self.norm = before
 
     @contextmanager
     def reading(self) -> Iterator[None]:

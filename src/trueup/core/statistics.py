@@ -1,5 +1,7 @@
 """What BatchNorm layers normalise with: the source's statistics, the batch's, or running estimates.
 
+"robust" estimates are used here as they stand, like the source's; `core/robust.py` moves them after a forward.
+
 A policy is chosen for the time of one forward pass. The layers' own buffers are put back afterwards, also when the
 forward fails; only a policy that keeps estimates writes them, and only when the whole forward went well.
 """
@@ -24,7 +26,12 @@ def ema(running: Moments, batch: Moments) -> Moments:
 
 # A policy maps (running, batch) moments to those to normalise with and to keep; the gradient sees them as constants.
 # "source" and "batch" are torch's own two modes; in "batch" the gradient flows through the statistics.
-POLICIES: dict[str, Callable[[Moments, Moments], Moments] | None] = {"source": None, "batch": None, "ema": ema}
+POLICIES: dict[str, Callable[[Moments, Moments], Moments] | None] = {
+    "source": None,
+    "batch": None,
+    "ema": ema,
+    "robust": None,
+}
 
 
 @contextmanager
@@ -35,7 +42,7 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
     layer that sees fewer than `fewest` values per channel keeps its own statistics: one value has no variance.
     """
     rule = POLICIES[policy]
-    if policy == "source" or (rule is not None and not update):
+    if policy in ("source", "robust") or (rule is not None and not update):
         yield
         return
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from trueup.core import files
-from trueup.core.adapter import Adapter, adapt
+from trueup.core.adapt import adapt
+from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
 from trueup.core.method import one_of, whole
 from trueup.core.registry import make_method

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup.core.adapter import Adapter, adapt
+from trueup.core.adapt import adapt
+from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Method
 from trueup.core.snapshot import capture
 from trueup.testing import toys

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup.core.adapter import adapt
+from trueup.core.adapt import adapt
 from trueup.core.registry import list_methods
 from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same, storages
 from trueup.testing.checks.contract import check

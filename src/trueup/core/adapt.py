@@ -1,0 +1,58 @@
+"""`trueup.adapt`: the front door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from trueup.core.adapter import Adapter
+from trueup.core.guard import Guard
+from trueup.core.method import Method
+from trueup.core.presets import with_preset
+from trueup.core.registry import make_method
+
+
+def adapt(
+    model: nn.Module,
+    method: str | Method = "tsd",
+    *,
+    preset: str | None = None,
+    guard: bool | Guard = False,
+    head: str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    example: Tensor | None = None,
+    multilabel: bool = False,
+    seed: int = 0,
+    **hyper: Any,
+) -> Adapter:
+    """Wrap a trained classifier or segmenter so that it adapts itself to what it is shown. The model is never touched.
+
+    method: a name (see `list_methods()`) with hyper-parameters as keywords, or a Method.
+    preset: "safe" for settings that hold up on bad streams, and a guard; what is given beside it wins.
+    guard: watch the adapter and take it back when it goes astray; True, or a Guard with settings of your own.
+    head: the name of the last linear layer, where the probe cannot find it.
+    output: a function from what the model returns to its logits, where that is not a tensor.
+    example: a batch to find the head with now; otherwise the first batch serves.
+    multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
+    seed: of the adapter's own random stream.
+    """
+    given: Mapping[str, Any] | None = None
+    if preset is not None:
+        if not isinstance(method, str):
+            raise TypeError(f"a preset goes with the name of a method, not with {type(method).__name__}(...)")
+        hyper, guard = with_preset(preset, hyper), guard or True
+    if isinstance(method, str):
+        method, given = make_method(method, hyper), hyper
+    elif not isinstance(method, Method):
+        raise TypeError(f"method must be a name or a Method, not {type(method).__name__}")
+    elif hyper:
+        raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
+    if not isinstance(guard, bool | Guard):
+        raise TypeError(f"guard must be True, False or a Guard, not {type(guard).__name__}")
+    watch = Guard() if guard is True else guard or None
+    return Adapter(
+        model, method, guard=watch, head=head, output=output, example=example,
+        multilabel=multilabel, seed=seed, given=given,
+    )  # fmt: skip

@@ -1,0 +1,29 @@
+"""An adapter in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+
+def describe(adapter: Adapter) -> str:
+    """The method with its hyper-parameters, what is updated, the head, the guard."""
+    hyper = ", ".join(f"{name}={value!r}" for name, value in adapter.method.hyperparameters().items())
+    method = f"{type(adapter.method).__name__}({hyper})"
+    guard = "" if adapter._watch is None else f", guard: {adapter._watch.health.state}"
+    if not adapter._built:
+        return f"{method}, waiting for its first batch{guard}"
+    total = sum(p.numel() for p in adapter.net.model.parameters())
+    count = sum(p.numel() for p in adapter.net.selected.values())
+    head = f"head {adapter.net.head!r}" if adapter.net.head is not None else "no head"
+    labels = f", {adapter.net.channels} labels" if adapter.multilabel else ""
+    return f"{method}, updates {_short(count)} of {_short(total)} values, {head}{labels}{guard}"
+
+
+def _short(count: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)

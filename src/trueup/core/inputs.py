@@ -1,0 +1,55 @@
+"""What may enter: checks of the input, before anything has changed."""
+
+import torch
+from torch import Tensor, nn
+
+# Larger values are refused as infinite ones are: statistics of what a network makes of them overflow.
+LARGEST = 1e12
+
+
+def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
+    """An error that names the way out, for a batch that the model cannot use; `rows`: also for a single row."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"x has the layout {x.layout}: make it dense with x.to_dense()")
+    if x.ndim < 2 or x.numel() == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
+    if not x.is_floating_point():
+        raise ValueError(f"x is {x.dtype}: convert and normalise it as in training, e.g. x.float() / 255")
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weight is not None:
+        if x.device != weight.device:
+            raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
+    if rows and not bool(x.detach().abs().amax() <= LARGEST):
+        bad = (~(x.detach().abs().flatten(1).amax(dim=1) <= LARGEST)).nonzero().flatten().tolist()
+        what = f"NaN, infinite or beyond {LARGEST:.0e}"
+        way = "leave these images out, or let a guard do it: adapt(..., guard=True)"
+        raise ValueError(f"x has values that are {what}, in rows {bad[:10]}: {way}")
+
+
+def check_logits(logits: Tensor, *, multilabel: bool) -> None:
+    """Refuse probabilities: a softmax of them is nearly uniform, and what is learnt from that is nothing."""
+    values = logits.detach().float()
+    if not multilabel and bool((values >= 0).all()) and bool(((values.sum(dim=1) - 1).abs() < 1e-4).all()):
+        raise ValueError("the model returns probabilities, not logits: leave out its softmax, or pass output=torch.log")
+
+
+def bad_rows(x: Tensor, times: float, usual: float) -> tuple[Tensor, float]:
+    """Which rows must not enter, and the usual size of a row's largest value, with this batch.
+
+    Bad are values that are not finite or beyond 1e12, and those `times` beyond the usual.
+    """
+    sizes = x.detach().abs().flatten(1).amax(dim=1).double()
+    bad = ~(sizes <= LARGEST)
+    fine = sizes[~bad]
+    reference = usual or (float(fine.median()) if len(fine) else 0.0)
+    if reference > 0:
+        bad |= sizes > times * reference
+    fine = sizes[~bad]
+    if len(fine):
+        now = float(fine.median())
+        usual = now if usual == 0 else usual + 0.1 * (now - usual)
+    return bad, usual

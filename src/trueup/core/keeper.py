@@ -1,0 +1,91 @@
+"""States on disk while an adapter works: the last few, each whole, the newest whole one taken up after a crash."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trueup.core import files
+from trueup.core.method import whole
+from trueup.core.snapshot import capture, restore
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+log = logging.getLogger("trueup")
+
+_NAME = re.compile(r"state-(\d{10})\.safetensors")
+_PARTIAL = re.compile(r"\.state-\d{10}\.safetensors\.(\d+)\.partial")
+
+
+@dataclass
+class Keeper:
+    """Writes a state to a folder after every so many batches; a folder is for one adapter."""
+
+    folder: Path
+    every: int
+    keep: int
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        whole("every", self.every, 1)
+        whole("keep", self.keep, 1)
+        self.folder = Path(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            partial = _PARTIAL.fullmatch(path.name)
+            if partial and not _alive(int(partial[1])):
+                path.unlink(missing_ok=True)
+
+    def resume(self, adapter: Adapter) -> bool:
+        """Take up the newest whole state, if there is one; a state of another model or method is an error."""
+        for path in reversed(self.states()):
+            try:
+                content = files.read(path)
+            except ValueError as error:
+                log.warning("%s; the one before it is taken", error)
+                continue
+            restore(adapter, *content, path)
+            return True
+        return False
+
+    def states(self) -> list[Path]:
+        """The states in the folder, the oldest first."""
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def tick(self, adapter: Adapter) -> None:
+        """After each batch. A disk that fails stops no prediction; the next batch tries again."""
+        self.waiting += 1
+        if self.waiting < self.every:
+            return
+        try:
+            self.write(adapter)
+        except OSError as error:
+            log.error("the state could not be written to %s: %s", self.folder, error)
+
+    def write(self, adapter: Adapter) -> Path:
+        """Write a state now, then let the oldest go."""
+        states = self.states()
+        number = 1 + (int(states[-1].name[6:16]) if states else 0)
+        path = self.folder / f"state-{number:010d}.safetensors"
+        files.write(path, *capture(adapter))
+        self.waiting = 0
+        for old in [*states, path][: -self.keep]:
+            old.unlink(missing_ok=True)
+        return path
+
+
+def _alive(process: int) -> bool:
+    if process == os.getpid():
+        return False  # it is not writing just now
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,23 @@
+"""Rules for guards: ours, published ones, and the base of your own."""
+
+from trueup.core.published import PUBLISHED, Asr, Cotta, RDumb, Roid, Sar
+from trueup.core.rules import RULES, Action, Agreement, Concentration, Diversity, Drift, Rule, Signs, Spike, buffers
+
+__all__ = [
+    "PUBLISHED",
+    "RULES",
+    "Action",
+    "Agreement",
+    "Asr",
+    "Concentration",
+    "Cotta",
+    "Diversity",
+    "Drift",
+    "RDumb",
+    "Roid",
+    "Rule",
+    "Sar",
+    "Signs",
+    "Spike",
+    "buffers",
+]
