@@ -65,6 +65,21 @@ class Bank(nn.Module):
         """How many entries are stored."""
         return int(self.counts.sum())
 
+    def verify(self) -> None:
+        """Refuse contents, such as a file's, that no entries can have left: they would be used out of place."""
+        rows, classes = len(self.features), len(self.sums)
+        arena = (self.probs, self.labels, self.entropy, self.scale, self.weight, self.arrival)
+        fits = all(len(t) == rows for t in arena)
+        fits &= all(len(t) == classes for t in (self.counts, self.peak, self.table)) and len(self.seen) == 1
+        fits &= self.features.shape[1] == self.sums.shape[1] and self.probs.shape[1] == classes
+        fits = fits and bool((self.counts >= 0).all()) and self.size <= rows
+        if fits:
+            labels = self.labels[: self.size]
+            fits = bool(((labels >= 0) & (labels < classes)).all() and ((self.table >= -1) & (self.table < rows)).all())
+            fits = fits and torch.equal(labels.bincount(minlength=classes), self.counts)
+        if not fits:
+            raise ValueError("the bank's rows do not belong together")
+
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor) -> None:
         """Offer a batch of entries; those of lowest entropy stay."""

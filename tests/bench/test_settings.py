@@ -9,10 +9,13 @@ import pytest
 from PIL import Image
 
 import trueup.core.registry as registry
+from trueup.bench import specs
 from trueup.bench.settings import PAPER, Run, Sweep, make_sweep, read_sweep
 from trueup.core.registry import get_method
 from trueup.data.datasets import open_dataset
 from trueup.source.recipe import Given, Training
+
+GUARDED = {"repeat": 3, "disturb": "ood:0.5", "method": "tsd:guard=true"}
 
 
 def runs(**values: Any) -> list[Run]:
@@ -158,6 +161,99 @@ def test_dataset_with_other_files_is_another_run(tmp_path: Path) -> None:
     before = runs(dataset="folder", root=str(root), target="a", seed=0, method="bn")
     Image.new("RGB", (8, 8)).save(root / "a" / "cat" / "1.png")
     assert runs(dataset="folder", root=str(root), target="a", seed=0, method="bn") != before
+
+
+# Guards and presets
+
+
+SAFE = {"norm": "ema", "lr": 1e-3, "steps": 2}
+
+
+@pytest.fixture
+def presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One preset, whatever the library's are."""
+
+    def with_preset(name: str, hyper: dict[str, Any]) -> dict[str, Any]:
+        if name != "safe":
+            raise ValueError(f"no preset is called {name!r}")
+        return {**SAFE, **hyper}
+
+    monkeypatch.setattr(specs, "with_preset", with_preset)
+
+
+@pytest.mark.parametrize("spec", ["tsd:guard=true", {"tsd": {"guard": True}}, "tsd:guard=true,lr=1e-4"])
+def test_guard_is_a_setting_of_the_run_not_of_the_method(spec: Any) -> None:
+    run = one(method=spec)
+    assert run.guard
+    assert run.hyper == one().hyper
+    assert run.model_dump(mode="json")["guard"] is True
+    assert run.model_copy(update={"guard": False}) == one()
+
+
+@pytest.mark.parametrize("spec", ["tsd:preset=safe", {"tsd": {"preset": "safe"}}])
+def test_preset_is_its_hyper_parameters_and_a_guard(spec: Any, presets: None) -> None:
+    run = one(method=spec)
+    assert run.guard
+    assert run.hyper == one(method={"tsd": SAFE}).hyper
+    assert "preset" not in run.model_dump(mode="json")
+
+
+def test_what_is_said_beside_a_preset_wins(presets: None) -> None:
+    run = one(method="tsd:preset=safe,lr=1e-5,guard=false")
+    assert (run.guard, run.hyper["lr"], run.hyper["norm"], run.hyper["steps"]) == (False, 1e-5, "ema", 2)
+
+
+def test_search_leaves_a_presets_values_alone(presets: None) -> None:
+    run = one(method="tsd:preset=safe", select="source")
+    assert (run.guard, run.hyper["lr"]) == (True, 1e-3)
+    assert "per_class" not in run.hyper
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("tsd:preset=save", "'save'"),
+        ("tsd:guard=perhaps", "guard='perhaps' must be true or false"),
+        ("tsd:guard=1", "guard=1 must be true or false"),
+        ("tsd:gard=true", "no hyper-parameter 'gard'"),
+    ],
+)
+def test_unknown_guard_or_preset_is_refused(spec: str, message: str, presets: None) -> None:
+    with pytest.raises(ValueError, match=message):
+        one(method=spec)
+
+
+# Disturbances
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("nan", "nan"), ("ood:0.10", "ood:0.1"), ("replay:1e-1", "replay:0.1"), ("", "")]
+)
+def test_disturbance_has_one_name(said: str, meant: str) -> None:
+    assert one(disturb=said).disturb == meant
+
+
+@pytest.mark.parametrize("said", ["nam", "nan:0.1", "ood", "ood:0", "ood:1", "ood:much", "ood:nan", "crafted:-0.1"])
+def test_unknown_disturbance_is_refused(said: str) -> None:
+    with pytest.raises(ValueError, match=r"disturb: '.*' must be nan or huge, or one of ood, replay, crafted with"):
+        runs(disturb=said)
+
+
+def test_masks_have_no_classes_to_attack() -> None:
+    values = {"dataset": "fundus-sim", "seed": 0, "method": "bn", "target": "screening"}
+    for disturb in ("replay:0.1", "crafted:0.1"):
+        with pytest.raises(ValueError, match=f"disturb='{disturb}' makes no sense here: fundus-sim has masks"):
+            runs(**values, disturb=disturb)
+    assert runs(**values, disturb="ood:0.1")[0].disturb == "ood:0.1"
+
+
+def test_a_model_from_elsewhere_needs_no_other_domain(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"model")
+    values = {"dataset": "folder", "root": str(folder(tmp_path / "mine", "a")), "seed": 0, "method": "bn"}
+    with pytest.raises(ValueError, match="leave at least one to train on"):
+        runs(**values)
+    (run,) = runs(**values, checkpoint=str(tmp_path / "model.pt"))
+    assert run.target == "a"
 
 
 # Numbers and words as YAML has them
@@ -332,6 +428,8 @@ def test_id_of_a_run_never_changes() -> None:
     assert one().digest() == "68b1644e43b19a59"
     assert one(training={"multilabel": False}).digest() == "68b1644e43b19a59"
     assert "multilabel" not in one().model_dump(mode="json")["source"]
+    assert not {"guard", "repeat", "disturb"} & set(one(repeat=1, disturb="").model_dump(mode="json"))
+    assert one(repeat=1, disturb="", method="tsd:guard=false").digest() == "68b1644e43b19a59"
 
 
 def test_id_changes_with_every_setting() -> None:
@@ -340,6 +438,7 @@ def test_id_changes_with_every_setting() -> None:
         "dataset": "x", "data": "x", "target": "x", "network": "x", "weights": "x", "source": given, "method": "x",
         "code": {"method": "x"}, "hyper": run.hyper | {"lr": 1e-3}, "seed": 1, "stream": "mixed",
         "stream_options": {"slots": 1}, "batch": 1, "limit": 1, "reset": True, "select": "source",
+        "guard": True, "repeat": 2, "disturb": "nan",
     }  # fmt: skip
     assert set(others) == set(Run.model_fields)
     found = {run.model_copy(update={name: value}).digest() for name, value in others.items()}
@@ -363,7 +462,7 @@ def test_id_changes_with_every_setting_of_training() -> None:
     assert len(found | {run.digest()}) == len(others) + 1
 
 
-@pytest.mark.parametrize("values", [{}, {"select": "source"}, {"training": {"decay_at": [0.5, 0.75]}}])
+@pytest.mark.parametrize("values", [{}, {"select": "source"}, {"training": {"decay_at": [0.5, 0.75]}}, GUARDED])
 def test_run_comes_back_from_its_record(values: dict[str, Any]) -> None:
     run = one(**values)
     assert Run(**run.model_dump(mode="json")) == run

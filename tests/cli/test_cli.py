@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from trueup.bench.records import read_records
 from trueup.bench.settings import make_sweep
-from trueup.cli.app import app
+from trueup.cli.app import app, start
 
 FAST = ["--train", "iterations=6", "--train", "batch=8", "--limit", "128"]
 
@@ -180,6 +180,29 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "inside", "says"),
+    [
+        (["data", "unpack", "a.zip", "--unverified"], "data.unpack_archive", "The same command starts over."),
+        (["data", "check", "pacs"], "data.check_files", "The same command starts over."),
+        (["report"], "report.read_records", "The same command starts over."),
+        (["bench"], "bench.make_sweep", "the same command goes on from there."),
+        (["run", "-t", "type"], "run.sweep.run", "the same command goes on from there."),
+    ],
+)
+def test_ctrl_c_promises_no_more_than_the_verb_keeps(
+    words: list[str], inside: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"trueup.cli.{inside}", interrupted)
+    monkeypatch.setattr(sys, "argv", ["trueup", *words])
+    with pytest.raises(SystemExit, match="130"):
+        start()
+    assert f"Stopped. {says}" in capsys.readouterr().err.replace("What is finished is kept; ", "")
 
 
 def test_methods_with_values(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ ONE = np.zeros_like(LABELS)
 THREE = np.random.default_rng(7).permutation(np.repeat([0, 1, 2], len(LABELS) // 3))  # unlike the labels' pattern
 NAMES = list(streams.STREAMS)
 SEVERAL = [name for name in NAMES if name != "iid"]  # iid takes one domain
-WHOLE = [name for name in SEVERAL if name != "label-shift"]  # label-shift leaves images out
+WHOLE = [name for name in SEVERAL if name not in streams.CHOOSY]  # the others leave images out
 
 
 def runs(values: Array) -> list[tuple[int, int]]:
@@ -53,7 +53,7 @@ def test_every_image_comes_once(data: tuple[Array, Array], seed: int) -> None:
         assert order.dtype == np.int64
         seen = Counter(order.tolist())
         assert set(seen.values()) == {1}
-        assert set(seen) <= set(range(len(labels))) if name == "label-shift" else set(seen) == set(range(len(labels)))
+        assert set(seen) <= set(range(len(labels))) if name in streams.CHOOSY else set(seen) == set(range(len(labels)))
     assert sorted(streams.iid(labels, np.zeros_like(domains), seed)) == list(range(len(labels)))
     assert np.array_equal(labels, before[0])
     assert np.array_equal(domains, before[1])
@@ -173,7 +173,7 @@ def test_class_sorted_changes_class_as_rarely_as_can_be() -> None:
     assert order[:EACH].tolist() != sorted(order[:EACH].tolist())  # the images of a class are shuffled too
 
 
-@pytest.mark.parametrize("name", ["continual", "dirichlet", "class-sorted", "cases", "label-shift"])
+@pytest.mark.parametrize("name", ["continual", "dirichlet", "class-sorted", "cases", *streams.CHOOSY])
 def test_domains_come_in_the_order_of_their_numbers(name: str) -> None:
     domains = np.array([5, 0, 11])[THREE]  # in the order of the images, 5 may come first
     order = streams.order(name, LABELS, domains, 0)
@@ -245,6 +245,25 @@ def test_label_shift_keeps_one_of_each_and_the_same_ranks_in_every_domain() -> N
     assert len(heads) > 5  # the seed says which class is frequent
 
 
+@pytest.mark.parametrize("classes", [1, 3, 10, 40])
+def test_few_classes_has_all_images_of_the_same_classes_in_every_domain(classes: int) -> None:
+    order = streams.few_classes(LABELS, THREE, 0, classes=classes)
+    chosen = set(LABELS[order].tolist())
+    assert len(chosen) == min(classes, CLASSES)
+    assert sorted(order.tolist()) == [i for i, label in enumerate(LABELS.tolist()) if label in chosen]
+    for domain in range(3):
+        assert set(LABELS[order[THREE[order] == domain]].tolist()) == chosen
+
+
+def test_few_classes_are_drawn_by_the_seed_and_shuffled() -> None:
+    orders = [streams.few_classes(LABELS, ONE, seed) for seed in range(40)]
+    drawn = Counter(label for order in orders for label in set(LABELS[order].tolist()))
+    assert sorted(drawn) == list(range(CLASSES))
+    assert max(drawn.values()) < 25  # 12 are expected, with a deviation of 3
+    measured = [same(LABELS[order]) for order in orders]
+    assert np.mean(measured) == pytest.approx((EACH - 1) / (3 * EACH - 1), abs=0.02)
+
+
 @given(n=st.integers(0, 50), size=st.integers(1, 60))
 def test_batches_cover_the_order(n: int, size: int) -> None:
     order = np.random.default_rng(0).permutation(n)
@@ -289,6 +308,8 @@ def test_iid_names_the_ways_out() -> None:
         ("label-shift", {"imbalance": 0.5}, r"imbalance=0\.5 must lie between 1"),
         ("label-shift", {"imbalance": float("inf")}, r"imbalance=inf must"),
         ("label-shift", {"imbalance": True}, r"imbalance=True must"),
+        ("few-classes", {"classes": 0}, r"classes=0 must be a whole number of at least 1"),
+        ("few-classes", {"class": 2}, r"no option 'class'; did you mean 'classes'"),
     ],
 )
 def test_names_and_options_are_checked(name: str, options: dict[str, Any], words: str) -> None:

@@ -13,18 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trueup.bench.disturb import ONCE, Intruders
 from trueup.bench.environment import peak_memory, watch_memory
 from trueup.bench.judges import ClassJudge, Judge, MaskJudge
 from trueup.core.adapter import Adapter
+from trueup.core.guard import Guard
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.core.split import HeadNotFoundError, Output, SplitModel
 from trueup.data.loading import Loader, Place
-from trueup.data.streams import batches, even, order
+from trueup.data.streams import CHOOSY, batches, even, order
 
 Indices = NDArray[np.int64]
+Take = Callable[[Tensor, Indices], None]
 Progress = Callable[[int, int], None]
 SHARED = 2**30  # bytes of features that may be kept for other methods
+HAIR = 1e-9  # by which an answer of zeros is wrong rather than class 0
 WIDEST = 4096  # features of an image that are reckoned with before they are known
 
 
@@ -72,6 +76,10 @@ class Stage:
     structures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of masks: what is scored."""
     multilabel: bool = False
+    guard: bool = False
+    """Whether adapters watch themselves."""
+    intruders: Intruders | None = None
+    """What disturbs the stream. A batch that an adapter refuses then counts as answered wrongly."""
     passes: dict[str, Pass | None] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
 
@@ -85,12 +93,14 @@ class Stage:
             self._warm_up(method)
             watch_memory(self.device)
             adapter = self.adapter(method).to(self.device)
-            stream = self.loader.batches(self.stream)
+            stream = self.batches()
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
         place = self.loader.place
         judge: Judge = MaskJudge(place, self.structures, self.multilabel) if self.structures else ClassJudge(place)
-        seconds, updates = self.online(adapter, stream, progress, judge.take)
+        asked = self.model if shared is None else shared.head
+        refused = None if self.intruders is None else Refusals(asked, place.labels, self.multilabel)
+        seconds, updates = self.online(adapter, stream, progress, genuine(judge.take), refused)
         memory = peak_memory(self.device)
         if shared is not None:  # the pass is part of the cost of everyone who uses it
             seconds, memory = seconds + shared.seconds, max(memory, shared.memory)
@@ -98,12 +108,19 @@ class Stage:
         results["broken"] = sum(map(len, self.stream)) - results["images"]
         if results["broken"]:
             results["broken_files"] = sorted(self.loader.broken.values())[:20]
+        results |= {"refused": refused.batches} if refused is not None else {}
+        results |= {"guard": dict(adapter.health.events)} if self.guard else {}
         speed = results["images"] / seconds
         return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory})
 
     def adapter(self, method: Method) -> Adapter:
         """A fresh adapter of the model."""
-        return Adapter(self.model, method, seed=self.seed, multilabel=self.multilabel)
+        guard = Guard() if self.guard else None
+        return Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel)
+
+    def batches(self) -> Iterator[tuple[Tensor, Indices]]:
+        """The stream as it arrives, with intruders if there are any; their index is -1."""
+        return self.loader.batches(self.stream) if self.intruders is None else self.intruders.batches()
 
     def _warm_up(self, method: Method) -> None:
         """The first passes of a process cost more than any other; they shall not count for the first method."""
@@ -121,25 +138,30 @@ class Stage:
         adapter: Adapter,
         stream: Iterator[tuple[Tensor, Indices]],
         progress: Progress,
-        take: Callable[[Tensor, Indices], None],
+        take: Take,
+        refused: Refusals | None = None,
     ) -> tuple[float, int]:
         """Predict, then adapt, batch by batch, and hand out the answers: the seconds that it took, and the updates.
 
-        Neither reading images nor what becomes of the answers counts.
+        Neither reading images nor what becomes of the answers counts. `refused` says what becomes of errors.
         """
         adapter = adapter.to(self.device)
         domains = self.loader.place.numbers
         seconds, updates, last = 0.0, 0, None
         for done, (x, indices) in enumerate(stream):
             progress(done, len(self.stream))
-            here = domains[indices[0]]
+            own = indices[indices >= 0]
+            here = domains[own[0]]
             if self.reset and last is not None and here != last:
                 updates += adapter.updates
                 adapter.reset()
-            last = domains[indices[-1]]
+            last = domains[own[-1]]
             start = time.perf_counter()
-            logits = adapter(x.to(self.device)).cpu()
+            logits = _asked(adapter, x.to(self.device), lenient=refused is not None)
             seconds += time.perf_counter() - start
+            if refused is not None:
+                logits = refused.checked(logits, x, indices)
+            assert logits is not None
             take(logits, indices)
         if last is None:
             raise ValueError("no image of the stream can be read")
@@ -147,23 +169,24 @@ class Stage:
 
     def shared(self, method: Method, progress: Progress = lambda done, of: None) -> Pass | None:
         """The pass of the frozen backbone that serves this method; None if there is none."""
-        if self.structures or not method.features_only or method.norm not in ("source", "batch"):
+        if self.structures or not method.features_only or method.norm not in ("source", "batch") or self.guard:
             return None
+        if self.intruders is not None and self.intruders.what.kind in ONCE:
+            return None  # what becomes of such a row depends on who sees it as an image
         if method.norm not in self.passes:
             self.passes[method.norm] = self._pass(method.norm, progress)
         return self.passes[method.norm]
 
     def _pass(self, norm: str, progress: Progress) -> Pass | None:
         """Run the backbone once and keep its features, unless they may be too many or do not explain the logits."""
-        if 4 * WIDEST * sum(map(len, self.stream)) > SHARED:
+        if 4 * WIDEST * (sum(map(len, self.stream)) + len(self.intruders or ())) > SHARED:
             return None
         adapter = Adapter(self.model, Features(norm=norm), seed=self.seed)
         try:
             self._warm_up(adapter.method)
             watch_memory(self.device)
             answers: list[tuple[Tensor, Indices]] = []
-            stream = self.loader.batches(self.stream)
-            seconds, _ = self.online(adapter, stream, progress, lambda logits, at: answers.append((logits, at)))
+            seconds, _ = self.online(adapter, self.batches(), progress, lambda logits, at: answers.append((logits, at)))
         except HeadNotFoundError:
             return None
         head, classes = _head(adapter), adapter.net.classes
@@ -173,6 +196,51 @@ class Stage:
         if not torch.equal(again, answers[0][0][:, -classes:]):
             return None
         return Pass(head, features, seconds, peak_memory(self.device))
+
+
+@dataclass
+class Refusals:
+    """Batches that an adapter did not answer. Their genuine rows count as uniform and wrong."""
+
+    model: nn.Module
+    labels: NDArray[np.int64]
+    multilabel: bool = False
+    batches: int = 0
+
+    def checked(self, logits: Tensor | None, x: Tensor, indices: Indices) -> Tensor:
+        """The answer to a batch; in place of none, or of one that is not finite, no class and no structure."""
+        own = np.flatnonzero(indices >= 0)
+        if logits is not None and bool(logits[own].isfinite().all()):
+            return logits
+        self.batches += 1
+        shape = Adapter(self.model, make_method("source", {}), multilabel=self.multilabel)(x[own]).shape
+        logits = torch.zeros(len(x), *shape[1:])
+        if logits.ndim == 2:
+            logits[own, self.labels[indices[own]]] = -HAIR
+        elif self.multilabel:
+            logits -= 1
+        else:
+            logits[:, 0] = 1  # the background
+        return logits
+
+
+def _asked(adapter: Adapter, x: Tensor, *, lenient: bool) -> Tensor | None:
+    """The adapter's answer; None if it refuses the batch and that is to be expected."""
+    try:
+        return adapter(x).cpu()
+    except ValueError:
+        if not lenient:
+            raise
+        return None
+
+
+def genuine(take: Take) -> Take:
+    """What takes the answers without those to intruders."""
+
+    def take_own(logits: Tensor, indices: Indices) -> None:
+        take(logits[torch.from_numpy(indices >= 0)], indices[indices >= 0])
+
+    return take_own
 
 
 def _head(adapter: Adapter) -> nn.Module:
@@ -189,17 +257,36 @@ def _head(adapter: Adapter) -> nn.Module:
 
 
 def make_stream(
-    place: Place, stream: str, options: dict[str, Any], *, seed: int, batch: int, limit: int | None, reset: bool
+    place: Place,
+    stream: str,
+    options: dict[str, Any],
+    *,
+    seed: int,
+    batch: int,
+    limit: int | None,
+    reset: bool,
+    repeat: int = 1,
 ) -> list[Indices]:
-    """The batches of a stream as indices into a place.
+    """The batches of a stream as indices into a place; repeated, the same images come again in another order.
 
     Where a stream is reset between domains, no batch mixes two; where it goes by cases, none mixes patients.
     """
     sequence = order(stream, place.labels, place.numbers, seed, **options)[:limit]
-    if not reset and stream != "cases":
+    rounds = [sequence]
+    again, options = ("continual", {}) if stream in CHOOSY else (stream, options)  # they have chosen
+    for turn in range(1, repeat):
+        other_seed = int(np.random.SeedSequence(seed, spawn_key=(turn, 0, 0, 0)).generate_state(1, np.uint64)[0])
+        labels, numbers = place.labels[sequence], place.numbers[sequence]
+        rounds.append(sequence[order(again, labels, numbers, other_seed, **options)])
+    cases = stream == "cases"
+    return [b for part in rounds for b in _batches(part, place, batch, apart=reset or cases, cases=cases)]
+
+
+def _batches(sequence: Indices, place: Place, batch: int, *, apart: bool, cases: bool) -> list[Indices]:
+    if not apart:
         return list(batches(sequence, batch))
     other = np.diff(place.numbers[sequence]) != 0
-    if stream == "cases":
+    if cases:
         other |= np.diff(place.labels[sequence]) != 0
     parts = np.split(sequence, np.flatnonzero(other) + 1)
-    return [b for part in parts for b in (even(part, batch) if stream == "cases" else batches(part, batch))]
+    return [b for part in parts for b in (even(part, batch) if cases else batches(part, batch))]

@@ -7,13 +7,15 @@ import importlib
 import inspect
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_serializer
 
+from trueup.bench.disturb import parse, usual_form
 from trueup.bench.grids import grid
+from trueup.bench.specs import Spec, as_list, guarded, numbers, read_specs, typed
 from trueup.core.registry import get_method, list_methods, make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.domains import parse_corruption
@@ -36,8 +38,17 @@ NETWORKS = {
     **dict.fromkeys(("fundus", "cardiac", "prostate", "masks"), _DEEPLAB),
 }
 BATCHES = {"digits": 64, "imagenet": 64, **dict.fromkeys(("fundus", "cardiac", "prostate", "masks"), 8)}
-BY_CLASS = ("dirichlet", "class-sorted", "gradual", "label-shift")  # streams that go by the classes of images
+BY_CLASS = (
+    "dirichlet",
+    "class-sorted",
+    "gradual",
+    "label-shift",
+    "few-classes",
+)  # streams that go by the classes of images
+BY_ANSWER = ("replay", "crafted")  # disturbances; both go by the classes of images
 Select = Literal["default", "source", "oracle"]
+QUIET = {"guard": False, "repeat": 1, "disturb": ""}  # said only where they are not so: older runs keep their names
+Disturb = Annotated[str, AfterValidator(usual_form)]
 
 
 class Run(Settings):
@@ -61,6 +72,13 @@ class Run(Settings):
     limit: int | None = Field(None, ge=1, description="only this many images of the stream")
     reset: bool = Field(False, description="start afresh wherever the stream enters another domain")
     select: Select = Field("default", description="hyper-parameters: default, or searched on source, or oracle")
+    guard: bool = Field(False, description="whether the adapter watches itself")
+    repeat: int = Field(1, ge=1, description="how often the stream is run through, in a new order each time")
+    disturb: Disturb = Field("", description="what is put into batches: nan, huge, ood:0.1, replay:0.1, crafted:0.1")
+
+    @model_serializer(mode="wrap")
+    def _quiet(self, dump: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key not in QUIET or value != QUIET[key]}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -84,58 +102,7 @@ class Run(Settings):
         )
 
 
-def _many(value: Any) -> Any:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _number(value: Any) -> Any:
-    """YAML takes 1e-5 for a word."""
-    if isinstance(value, str):
-        for kind in (int, float):
-            try:
-                return kind(value)
-            except ValueError:
-                continue
-    return value
-
-
-def _numbers(values: Any) -> Any:
-    return {key: _number(v) for key, v in values.items()} if isinstance(values, Mapping) else values
-
-
-def _methods(value: Any) -> Any:
-    """[tsd, {tsd: {lr: 1e-5}}] as (name, hyper-parameters) pairs."""
-    pairs: list[Any] = []
-    for item in _many(value):
-        if isinstance(item, str):
-            name, _, rest = item.partition(":")
-            pairs.append((name, _numbers(name_value(rest.split(",")) if rest else {})))
-        elif isinstance(item, Mapping) and len(item) == 1:
-            name, hyper = next(iter(item.items()))
-            if not isinstance(hyper, Mapping):
-                raise ValueError(f"write hyper-parameters as `{name}: {{lr: 0.001}}`, not {hyper!r}")
-            pairs.append((name, _numbers(hyper)))
-        elif isinstance(item, tuple):
-            pairs.append(item)
-        else:
-            raise ValueError(f"a method is a name, or `name: {{lr: 0.001}}`, not {item!r}")
-    return pairs
-
-
-def name_value(texts: Iterable[str]) -> dict[str, Any]:
-    """name=value texts as a dictionary; values are read as YAML reads them."""
-    import yaml
-
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ValueError(f"{text!r} must be name=value")
-        values[key.strip()] = yaml.safe_load(value)
-    return values
-
-
-Many = BeforeValidator(_many)
+Many = BeforeValidator(as_list)
 
 
 class Sweep(Settings):
@@ -148,16 +115,18 @@ class Sweep(Settings):
     weights: str | None = Field(None, description="none, imagenet, or a file")
     checkpoint: str | None = Field(None, description="a trained model's file; {target} and {seed} are filled in")
     training: dict[str, Any] = Field(default_factory=dict)
-    method: Annotated[list[tuple[str, dict[str, Any]]], BeforeValidator(_methods)] | None = Field(
+    method: Annotated[list[Spec], BeforeValidator(read_specs)] | None = Field(
         None, min_length=1, description="all that the paper compares, if left out"
     )
     seed: Annotated[list[Annotated[int, Field(ge=0)]], Many] = Field([0, 1, 2], min_length=1)
     stream: Annotated[list[str], Many] = Field(["iid"], min_length=1)
-    stream_options: Annotated[dict[str, Any], BeforeValidator(_numbers)] = Field(default_factory=dict)
+    stream_options: Annotated[dict[str, Any], BeforeValidator(numbers)] = Field(default_factory=dict)
     batch: Annotated[list[Annotated[int, Field(ge=1)]], Many] | None = None
     limit: int | None = Field(None, ge=1)
     reset: bool = False
     select: Annotated[list[Select], Many] = Field(["default"], min_length=1)
+    repeat: int = Field(1, ge=1)
+    disturb: Disturb = ""
     plugin: Annotated[list[str], Many] = Field([], description="modules to import first: methods of your own")
 
     def root_of(self, dataset: str) -> str | None:
@@ -177,10 +146,11 @@ class Sweep(Settings):
     def runs(self) -> list[Run]:
         """All runs, each once, checked before anything starts."""
         import_plugins(self.plugin)
-        return list({run.digest(): run for dataset in self.dataset for run in self._runs(dataset)}.values())
+        return list({run.digest(): run for name in self.dataset for run in self.runs_on(self.open(name))}.values())
 
-    def _runs(self, name: str) -> Iterator[Run]:
-        dataset = self.open(name)
+    def runs_on(self, dataset: Dataset) -> Iterator[Run]:
+        """The runs on one of its datasets."""
+        name = dataset.name
         network, weights = next((v for k, v in NETWORKS.items() if name.startswith(k)), ("resnet50", "imagenet"))
         weights = self.weights or weights
         if weights not in ("none", "imagenet"):
@@ -194,11 +164,12 @@ class Sweep(Settings):
         for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
             file = filled(self.checkpoint or "", target, seed)
             models[target, seed] = given(file, target.split("+"), name, training)
-        for net, stream, size, select, target, seed, (method, hyper) in itertools.product(
+        for net, stream, size, select, target, seed, (method, said) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method or _usual(dataset.task),
         ):  # fmt: skip
             source = models.get((target, seed), training)
+            hyper, guard = guarded(said)
             values = resolve(method, hyper, select, dataset.task)
             code = {"network": network_code(net), "method": method_code(method, dataset.task)}
             yield Run(
@@ -208,6 +179,7 @@ class Sweep(Settings):
                 method=method, hyper=values, seed=seed, stream=stream,
                 stream_options=self.stream_options, batch=size, limit=self.limit, reset=self.reset,
                 select=select if grid(method, hyper, dataset.task) else "default",
+                guard=guard, repeat=self.repeat, disturb=self.disturb,
             )  # fmt: skip
 
     def _check(self, dataset: Dataset, networks: Iterable[str]) -> None:
@@ -216,6 +188,8 @@ class Sweep(Settings):
             check_network(network)
         if self.checkpoint is not None and "source" in self.select:
             raise ValueError("a search needs source images that training held out, so it cannot go with a checkpoint")
+        if self.disturb and dataset.structures and parse(self.disturb).kind in BY_ANSWER:
+            raise ValueError(f"disturb={self.disturb!r} makes no sense here: {dataset.name} has masks, not classes")
         for target in self.target or dataset.targets:
             parts = target.split("+")
             if len(set(parts)) < len(parts):
@@ -228,7 +202,8 @@ class Sweep(Settings):
                     parse_corruption(part)
                 if dataset.structures:
                     dataset.domain(part)  # knows its parts
-            dataset.sources(parts)
+            if self.checkpoint is None:
+                dataset.sources(parts)
             for stream in self.stream:  # what it says of two images tells what it thinks of its settings
                 order(stream, [0, 0], [0, len(parts) - 1], 0, **self.stream_options)
                 if (stream in BY_CLASS and dataset.structures) or (stream == "cases" and not dataset.structures):
@@ -248,7 +223,7 @@ def filled(path: str, target: str, seed: int) -> str:
         raise ValueError(f"checkpoint={path!r} may hold {{target}} and {{seed}}, and nothing else in braces") from error
 
 
-def _usual(task: str) -> list[tuple[str, dict[str, Any]]]:
+def _usual(task: str) -> list[Spec]:
     return [(name, {}) for name in (PAPER if task == "classification" else PIXELS)]
 
 
@@ -256,19 +231,6 @@ def method_code(method: str, task: str) -> str:
     """The hash of the file of a method that is not of this library, so that a changed one is run anew."""
     cls = get_method(method, task)
     return "" if cls.__module__.startswith("trueup.") else digest_of_file(inspect.getsourcefile(cls) or __file__)
-
-
-def typed(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
-    """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
-    hints = get_type_hints(get_method(method, task))
-    result = dict(values)
-    for key, value in values.items():
-        kinds = get_args(hints.get(key)) or (hints.get(key),)
-        if isinstance(value, str) and value.lower() in ("none", "null") and type(None) in kinds:
-            result[key] = None
-        elif isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
-            result[key] = float(value)
-    return result
 
 
 def resolve(method: str, given: Mapping[str, Any], select: Select, task: str = "classification") -> dict[str, Any]:
@@ -304,26 +266,39 @@ def known(name: str, names: Iterable[str], kind: str) -> None:
 
 def read_sweep(path: str | Path, flags: Mapping[str, Any]) -> Sweep:
     """A sweep from a YAML file, with flags in place of what the file says."""
+    return make_sweep(read_settings(path, flags))
+
+
+def read_settings(path: str | Path, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a YAML file, with flags in place of what the file says."""
     import yaml
 
     try:
         values = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold settings such as `dataset: digits`")
     for group in ("training", "stream_options"):
         if isinstance(values.get(group), dict) and group in flags:
             flags = {**flags, group: {**values[group], **flags[group]}}
-    return make_sweep({**values, **flags})
+    return {**values, **flags}
 
 
 def make_sweep(values: Mapping[str, Any]) -> Sweep:
     """A sweep of these settings; the first thing wrong is said in one sentence."""
+    return checked(Sweep, values)
+
+
+S = TypeVar("S", bound=Sweep)
+
+
+def checked(kind: type[S], values: Mapping[str, Any]) -> S:
+    """A sweep of some kind of these settings; the first thing wrong is said in one sentence."""
     training = values.get("training") or {}
     if not isinstance(training, Mapping):
         raise ValueError(f"training must be settings such as `iterations: 500`, not {training!r}")
-    for group, cls in ((values, Sweep), (training, Training)):
+    for group, cls in ((values, kind), (training, Training)):
         for key in group:
             known(str(key), cls.model_fields, "setting")
     try:
@@ -331,7 +306,7 @@ def make_sweep(values: Mapping[str, Any]) -> Sweep:
     except ValidationError as error:
         raise ValueError(_first(error, "training")) from error
     try:
-        sweep = Sweep(**values)
+        sweep = kind(**values)
     except ValidationError as error:
         raise ValueError(_first(error)) from error
     return sweep

@@ -63,7 +63,8 @@ def plan(
         if recipe is not None and not store.has(recipe):
             trainings[recipe.digest()] = Job(site, recipe, dataset=run.dataset)
         # All but the method: these runs see the same images in the same order.
-        key = run.model_copy(update={"method": "", "hyper": {}, "select": "default", "code": {}}).digest()
+        alike = {"method": "", "hyper": {}, "select": "default", "code": {}, "guard": False}
+        key = run.model_copy(update=alike).digest()
         before = groups.get(key)
         groups[key] = Job(site, recipe, (*(before.runs if before else ()), run), dataset=run.dataset)
     return Plan(runs, done, trainings, list(groups.values()))

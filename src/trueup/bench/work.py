@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup.bench.disturb import Intruders, parse
 from trueup.bench.environment import environment
 from trueup.bench.protocol import Stage, make_stream
 from trueup.bench.records import Record
@@ -60,7 +61,8 @@ class Job:
             assert self.recipe is not None
             return f"train {self.recipe.network} on {'+'.join(self.recipe.sources)}, seed {self.recipe.seed}"
         run = self.runs[0]
-        return f"{run.dataset}/{run.target}, seed {run.seed}"
+        knobs = (run.disturb, f"{run.repeat} times" * (run.repeat > 1), run.stream * (run.stream != "iid"))
+        return ", ".join([f"{run.dataset}/{run.target}", *filter(None, knobs), f"seed {run.seed}"])
 
 
 def perform(job: Job, send: Send) -> None:
@@ -93,6 +95,7 @@ def perform(job: Job, send: Send) -> None:
 
 def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, int], None], device: str) -> Record:
     """One run on its stage: its record."""
+    stage = replace(stage, guard=run.guard)
     hyper, extra = dict(run.hyper), {}
     if run.select != "default":
         stages = [stage] if run.select == "oracle" else list(held_out(run, stage, dataset))
@@ -133,14 +136,31 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
         model = load_model(site.file, run.network, outputs, run.source.size)
     model.to(memory_format=torch.channels_last)  # as the images come; convolutions are faster this way
     place = Place([dataset.domain(name) for name in run.targets])
+    what = parse(run.disturb) if run.disturb else None
     stream = make_stream(
-        place, run.stream, run.stream_options, seed=run.seed, batch=run.batch, limit=run.limit, reset=run.reset
+        place,
+        run.stream,
+        run.stream_options,
+        seed=run.seed,
+        batch=what.genuine(run.batch) if what else run.batch,
+        limit=run.limit,
+        reset=run.reset,
+        repeat=run.repeat,
     )
     loader = Loader(place, run.source.size, run.source.normalize, threads=max(2, site.threads), keep=True)
     elsewhere = isinstance(run.source, Training) and not run.source.iterations  # its source data is not here
     prepare = None if elsewhere else lambda: source_images(run, dataset)
     return Stage(
-        model, loader, stream, run.seed, run.reset, site.device, prepare, dataset.structures, run.source.multilabel
+        model,
+        loader,
+        stream,
+        run.seed,
+        run.reset,
+        site.device,
+        prepare,
+        dataset.structures,
+        run.source.multilabel,
+        intruders=Intruders(what, model, loader, stream, run.batch, run.seed, site.device) if what else None,
     )
 
 
@@ -153,7 +173,7 @@ def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
         _, held = split(domain, run.source.holdout, run.seed)
         loader = Loader(Place([domain]), run.source.size, run.source.normalize, keep=True)
         stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
-        yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set())
+        yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set(), intruders=None)
 
 
 def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from trueup.cli import bench, data, demo, listing, report, run, segment, train
+from trueup.cli import bench, data, demo, listing, report, run, segment, stress, train
 from trueup.version import __version__
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("run")(run.run)
 app.command("bench")(bench.bench)
+app.command("stress", help=stress.HELP)(stress.stress)
 app.command("report")(report.report)
 app.command("segment")(segment.segment)
 app.command("demo")(demo.demo)
@@ -37,15 +39,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def settings(
+    context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show what is going on, and where errors come from."),
 ) -> None:
     """What holds for all verbs."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
-    _state["verbose"] = verbose
+    _state.update(verbose=verbose, verb=context.invoked_subcommand)
 
 
-_state = {"verbose": False}
+_state: dict[str, Any] = {"verbose": False, "verb": None}
+GO_ON = ("train", "run", "bench", "stress", "segment", "demo")
 
 
 def start() -> None:
@@ -60,7 +64,8 @@ def start() -> None:
         sys.exit(2)
     except SystemExit as end:
         if end.code == 130:  # what typer makes of Ctrl-C
-            stderr.print("Stopped. What is finished is kept; the same command goes on from there.")
+            kept = "What is finished is kept; the same command goes on from there."
+            stderr.print(f"Stopped. {kept if _state['verb'] in GO_ON else 'The same command starts over.'}")
         raise
 
 

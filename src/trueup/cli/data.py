@@ -11,13 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli.progress import bar
+from trueup.data.archives import folder_for
+from trueup.data.archives import unpack as unpack_archive
 from trueup.data.cards import CARDS, Card, get_card
 from trueup.data.check import Report, few
 from trueup.data.check import check as check_files
 from trueup.data.check_masks import MaskReport, Part
 from trueup.data.datasets.masked import NAMES, ON_DISK, USUAL
 
-app = typer.Typer(help="Cards of the datasets, and a check of what is on disk.", no_args_is_help=True)
+app = typer.Typer(help="Cards of the datasets, their archives, and a check of what is on disk.", no_args_is_help=True)
 MANY = 12  # columns for classes or structures at most
 LINES = 10  # reasons why files cannot be read, at most
 
@@ -87,6 +89,30 @@ def check(
     if report.problems:
         raise typer.Exit(1)
     console.print("[green]✓[/] as it should be" + (" (files were counted, not opened)" if fast else ""))
+
+
+@app.command()
+def unpack(
+    archive: str = typer.Argument(help="A .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz file."),
+    sha256: str = typer.Option("", metavar="HEX", help="Its SHA-256, as its publisher says it; compared first."),
+    out: str = typer.Option("", metavar="DIR", help="The folder to make. Default: the archive's name, here."),
+    unverified: bool = typer.Option(False, "--unverified", help="Unpack it although nobody said its SHA-256."),
+) -> None:
+    """Unpack a dataset's archive, whole or not at all. Links, and paths that lead elsewhere, are refused."""
+    if bool(sha256) == unverified:
+        raise ValueError("give either --sha256 HEX, as the archive's publisher says it, or --unverified")
+    folder = Path(out) if out else folder_for(archive)
+    with bar("MB read, then written") as advance:
+        done = unpack_archive(
+            archive, folder, sha256=sha256 or None, progress=lambda n, of: advance(n // 10**6, of // 10**6)
+        )
+    console = Console(emoji=False)
+    _tell(console, f"{folder}: {done.files:,} file{'s' * (done.files != 1)}, {done.bytes:,} bytes")
+    if unverified:
+        console.print("[yellow]![/] nothing was verified; compare its SHA-256 with its publisher's:", soft_wrap=True)
+        _tell(console, done.sha256)
+    else:
+        console.print("[green]✓[/] its SHA-256 is as you said", highlight=False)
 
 
 def _tell(console: Console, line: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from trueup.bench.settings import name_value
+from trueup.bench.specs import name_value
 
 DATASET = typer.Option(None, "--dataset", "-d", help="digits, digits-c, pacs, …, or folder; see `trueup list`.")
 ROOT = typer.Option(None, "--root", "-r", help="The folder that holds the dataset's domains.")
@@ -14,9 +14,11 @@ TARGET = typer.Option(None, "--target", "-t", help="A domain to adapt to; again 
 NETWORK = typer.Option(None, "--network", "-n", help="A torchvision or timm name, or your own: module:function.")
 WEIGHTS = typer.Option(None, "--weights", "-w", help="none, imagenet, or a file of weights.")
 CHECKPOINT = typer.Option(None, "--checkpoint", help="A trained model's file; {target} and {seed} are filled in.")
-METHOD = typer.Option(None, "--method", "-m", help="A method, with values if you like: tsd:lr=1e-5,per_class=20.")
+METHOD = typer.Option(
+    None, "--method", "-m", help="A method, with values if you like: tsd:lr=1e-5,guard=true, or tsd:preset=safe."
+)
 SEED = typer.Option(None, "--seed", "-s", help="Of training, stream and adaptation; again for more.")
-STREAM = typer.Option(None, "--stream", help="iid, dirichlet, class-sorted, continual, gradual, mixed, label-shift.")
+STREAM = typer.Option(None, "--stream", help="iid, dirichlet, class-sorted, continual, gradual, mixed, label-shift, …")
 BATCH = typer.Option(None, "--batch", "-b", help="Images per batch.")
 LIMIT = typer.Option(None, "--limit", help="Only the first so many images of the stream.")
 RESET = typer.Option(None, "--reset/--no-reset", help="Start afresh wherever the stream enters another domain.")

@@ -42,9 +42,12 @@ def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], di
     if hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest().encode() != digest:
         raise ValueError(f"{path} was altered or cut off: its SHA-256 does not fit its content")
     try:
-        return load(blob), json.loads(metadata["header"])
-    except (SafetensorError, ValueError) as error:
+        tensors, header = load(blob), json.loads(metadata["header"])
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} cannot be read: its header is a {type(header).__name__}")
+    return tensors, header
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -80,6 +80,9 @@ class Guard:
     notify: Callable[[Event], None] | None = field(default=None, repr=False, compare=False)
     """Told of every event."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        return self  # it never changes, and `notify` may belong to something that must not be copied
+
     def __post_init__(self) -> None:
         for name in ("window", "compare", "probation"):
             whole(name, getattr(self, name), 1)

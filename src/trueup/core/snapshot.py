@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.copying import put
+from trueup.core.method import GradientMethod, whole
 from trueup.core.moments import Moment
 from trueup.core.registry import suited
 from trueup.version import __version__
@@ -65,16 +66,25 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
-    """Take over a captured state; everything is checked before anything changes."""
-    task = header.get("task", "classification")  # files of the first version do not say
-    header = {"multilabel": False, "guard": "", **header}
-    _refuse_foreign(adapter, header, task, path)
-    if not adapter._built:
-        twin = copy.deepcopy(adapter)
-        twin._build(header["head"], header["classes"], task)
-        restore(twin, tensors, header, path)
-        adapter.__dict__ = twin.__dict__
-        return
+    """Take over a captured state. A copy does so first: a file that is wrong somewhere changes nothing."""
+    header = {"multilabel": False, "guard": "", "task": "classification", **header}  # older files do not say
+    twin, keeper = copy.deepcopy(adapter), adapter._keeper
+    try:
+        _refuse_foreign(adapter, header, path)
+        if not adapter._built:
+            whole("classes", header["classes"], 1)
+            twin._build(header["head"], header["classes"], header["task"])
+            _refuse_foreign(twin, header, path)
+        _take_over(twin, tensors, header, path)
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} holds no state of this adapter: {type(error).__name__}: {error}") from error
+    adapter.__dict__ = twin.__dict__
+    adapter._keeper = keeper
+
+
+def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
+    for count in ("batches", "updates"):
+        whole(count, header[count], 0)
     parts: dict[str, dict[str, Tensor]] = {
         part: {} for part in ("net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1")
     }
@@ -98,6 +108,10 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
             if name in parts["net"]:
                 put(adapter.net.model, name, target, parts["net"][name])
         _assign(adapter.state, parts["state"])
+        for module in adapter.state.modules():
+            verify = getattr(module, "verify", None)
+            if verify is not None:
+                verify()
         adapter.net.policy.load_state_dict(parts["policy"])
         _assign_optimizer(adapter, parts["optimizer"], header["optimizer"])
         if adapter._watch is not None:
@@ -105,12 +119,15 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
             adapter._watch.load(adapter, parts["watch"])
             kept = enumerate(header["watch"]["kept"])
             adapter._watch.kept = [_to_moment(adapter, parts[f"kept{i}"], scalars) for i, scalars in kept]
+    for device, state in parts["random"].items():
+        torch.Generator(device).set_state(state)
     adapter._random.states = parts["random"]
     adapter.batches, adapter.updates = header["batches"], header["updates"]
 
 
-def _refuse_foreign(adapter: Adapter, header: dict[str, Any], task: str, path: str | Path) -> None:
-    ours = _identity(adapter, adapter.method if adapter._built else suited(adapter.method, adapter._given, task))
+def _refuse_foreign(adapter: Adapter, header: dict[str, Any], path: str | Path) -> None:
+    method = adapter.method if adapter._built else suited(adapter.method, adapter._given, header["task"])
+    ours = _identity(adapter, method)
     for key, reason in IDENTITY.items():
         if ours[key] != header[key] and (key != "parameters" or adapter._built):
             raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
@@ -182,12 +199,15 @@ def _split(states: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], dict[s
 
 def _assign_optimizer(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, dict[str, Any]]) -> None:
     if adapter._optimizer is not None:
-        adapter._optimizer.load_state_dict(_joined(adapter._optimizer, tensors, scalars))
+        adapter._optimizer.load_state_dict(_joined(adapter, adapter._optimizer, tensors, scalars))
+    elif tensors or scalars:
+        raise ValueError("there is no optimiser whose state this could be")
 
 
 def _joined(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, Any]]
+    adapter: Adapter, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], scalars: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
+    """An optimiser's state for `load_state_dict`, checked: a fused step writes as far as the parameter is long."""
     state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in scalars.items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():
@@ -196,7 +216,28 @@ def _joined(
         if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
             tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
         state.setdefault(int(i), {})[key] = tensor
+    usual = _usual(adapter)
+    for at, values in state.items():
+        if not 0 <= at < len(parameters) or values.keys() != usual.keys():
+            raise ValueError(f"parameter {at} has {sorted(values)} in the optimiser, not {sorted(usual)}")
+        for key, value in values.items():
+            shape = parameters[at].shape if isinstance(usual[key], Tensor) and usual[key].ndim else torch.Size()
+            if isinstance(value, Tensor) != isinstance(usual[key], Tensor):
+                raise ValueError(f"{key} of parameter {at} is a {type(value).__name__}")
+            if isinstance(value, Tensor) and (value.shape != shape or not value.is_floating_point()):
+                raise ValueError(f"{key} of parameter {at} is {tuple(value.shape)} {value.dtype}")
     return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _usual(adapter: Adapter) -> dict[str, Any]:
+    """What the method's optimiser keeps of a parameter, found out with a small one."""
+    assert isinstance(adapter.method, GradientMethod)
+    like = next(iter(adapter.net.selected.values()), torch.empty(0))
+    trial = nn.Parameter(torch.zeros(2, dtype=like.dtype, device=like.device))
+    optimizer = adapter.method.optimizer([("trial", trial)])
+    trial.grad = torch.zeros_like(trial)
+    optimizer.step()
+    return dict(optimizer.state[trial])
 
 
 def _of_moment(moment: Moment, source: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -215,7 +256,7 @@ def _to_moment(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, 
     net = {name: parts["net"].get(name, t).to(t.device, copy=True) for name, t in adapter._source.items()}
     state = copy.deepcopy(adapter._fresh[0])
     _assign(state, parts["state"])
-    optimizer = {} if adapter._optimizer is None else _joined(adapter._optimizer, parts["optimizer"], scalars)
+    optimizer = {} if adapter._optimizer is None else _joined(adapter, adapter._optimizer, parts["optimizer"], scalars)
     return Moment(net, state, parts["policy"], optimizer)
 
 

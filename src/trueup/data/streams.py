@@ -119,6 +119,18 @@ def label_shift(labels: ArrayLike, domains: ArrayLike, seed: int, *, imbalance: 
     return _within_domains(labels, domains, seed, draw)
 
 
+def few_classes(labels: ArrayLike, domains: ArrayLike, seed: int, *, classes: int = 3) -> Order:
+    """Only the images of a few classes, shuffled; the seed says which: the same in every domain that has them."""
+    _whole("classes", classes, 1, "3 of them are few")
+
+    def draw(y: Order, rng: np.random.Generator) -> Order:
+        there = np.unique(y)
+        kept = there[np.argsort([_generator(seed, 0, int(c)).random() for c in there])[:classes]]
+        return rng.permutation(np.flatnonzero(np.isin(y, kept)))
+
+    return _within_domains(labels, domains, seed, draw)
+
+
 STREAMS: dict[str, Callable[..., Order]] = {
     "iid": iid,
     "dirichlet": dirichlet,
@@ -128,7 +140,10 @@ STREAMS: dict[str, Callable[..., Order]] = {
     "gradual": gradual,
     "mixed": mixed,
     "label-shift": label_shift,
+    "few-classes": few_classes,
 }
+CHOOSY = ("label-shift", "few-classes")
+"""Streams that leave images out; what is left is shuffled within each domain."""
 
 
 def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options: Any) -> Order:

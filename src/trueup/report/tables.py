@@ -1,20 +1,16 @@
 """Tables as pure functions of records: what is averaged with what, and what is compared to what."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from trueup.report.lines import Line, Record, base_of, done, key_of, lines_of, run_of, target_of, variants
 from trueup.report.metrics import METRICS, Metric, known
 
-Record = Mapping[str, Any]
-Run = tuple[Any, Any]  # the seed, and that of the source training where the recipe has one of its own
-
-WITHIN = ("method", "hyper", "select", "target", "seed")  # settings that may differ inside a table
+WITHIN = ("method", "hyper", "select", "guard", "target", "seed")  # settings that may differ inside a table
 WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe
 SWAD = ("converge", "tolerate", "tolerance", "refresh")  # settings of training that only SWAD reads
-SELECT = {"default": "", "source": "searched", "oracle": "oracle"}  # how a row's label says it
 
 
 @dataclass(frozen=True)
@@ -62,27 +58,6 @@ class Table:
     notes: tuple[str, ...]
 
 
-@dataclass
-class _Line:
-    """The runs of one row, by target and seed."""
-
-    method: str
-    select: str
-    hyper: dict[str, Any]
-    label: str = ""
-    runs: dict[str, dict[Run, Record]] = field(default_factory=dict)
-
-    def values(self, target: str, metric: Metric) -> dict[Run, float]:
-        """The metric by seed; a record without it is a missing run, not a zero."""
-        found = {run: (r.get(metric.section) or {}).get(metric.name) for run, r in self.runs.get(target, {}).items()}
-        return {run: float(value) for run, value in found.items() if value is not None}
-
-    def complete(self, targets: Sequence[str], metric: Metric) -> dict[Run, list[float]]:
-        """The metric on all targets, for seeds that have them all."""
-        columns = [self.values(target, metric) for target in targets]
-        return {run: [c[run] for c in columns] for run in columns[0] if all(run in c for c in columns)}
-
-
 def tables(records: Iterable[Record], *, metric: str | None = None, order: Sequence[str] = ()) -> list[Table]:
     """One table per group of runs that share every setting but method, hyper-parameters, target and seed.
 
@@ -92,12 +67,12 @@ def tables(records: Iterable[Record], *, metric: str | None = None, order: Seque
     if metric is not None:
         known(metric, METRICS, "metric")
     latest: dict[Any, Record] = {record.get("id", f"#{i}"): record for i, record in enumerate(records)}
-    if not any(map(_done, latest.values())):
+    if not any(map(done, latest.values())):
         failed = f"; {_failures(list(latest.values()))}" if latest else ""
         raise ValueError(f"no finished runs; run `trueup bench` first{failed}")
     groups: dict[str, list[Record]] = {}
     for record in latest.values():
-        groups.setdefault(_key(_shared(record)), []).append(record)
+        groups.setdefault(key_of(_shared(record)), []).append(record)
     return [_table(group, METRICS[metric or _usual_metric(group)], order) for group in groups.values()]
 
 
@@ -107,19 +82,19 @@ def _usual_metric(group: Iterable[Record]) -> str:
 
 def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Table:
     # A target where every run failed stays a column: without it `average` would mean something else.
-    seen = dict.fromkeys(_target(record) for record in group)
+    seen = dict.fromkeys(target_of(record) for record in group)
     targets = [*(t for t in dict.fromkeys(order) if t in seen), *(t for t in seen if t not in order)]
-    lines, repeated = _lines([record for record in group if _done(record)])
-    base = min((a for a in lines if a.method == "source"), key=lambda a: list(SELECT).index(a.select), default=None)
+    lines, repeated = lines_of([record for record in group if done(record)], target_of)
+    base = base_of(lines)
     columns = [Column(target, metric) for target in targets] + [Column("average", metric)]
     columns += [Column("gain", metric, "+")] if base else []
     columns += [Column("seconds", METRICS["seconds"])] if metric.name != "seconds" else []
     rows = [_row(line, base, columns, targets) for line in lines]
     for at, column in enumerate(columns):
         if column.name != "seconds":  # beside another metric noise in time makes no winner
-            _mark(rows, at, column)
-    notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *_variants(lines)]
-    notes += [_undefined(lines, metric), *_doubts(group, repeated)]
+            mark(rows, at, column)
+    notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *variants(lines)]
+    notes += [_undefined(lines, metric), *doubts(group, repeated)]
     return Table(
         title=f"{_shared(group[0]).get('dataset')}: {metric.title}, {'lower' if metric.lower else 'higher'} is better",
         caption=_caption(group, rows, columns, base),
@@ -130,56 +105,7 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
     )
 
 
-def _lines(records: Sequence[Record]) -> tuple[list[_Line], int]:
-    """The rows-to-be, `source` first, variants of a method together; and how many runs were there twice."""
-    lines: dict[str, _Line] = {}
-    repeated = 0
-    for record in records:
-        settings = record["settings"]
-        select = known(settings.get("select", "default"), SELECT, "select")
-        # What a search chose may differ from run to run; it does not make another row.
-        free = record.get("chosen") or {} if select != "default" else {}
-        hyper = {name: value for name, value in settings.get("hyper", {}).items() if name not in free}
-        line = lines.setdefault(_key([settings["method"], select, hyper]), _Line(settings["method"], select, hyper))
-        cell = line.runs.setdefault(_target(record), {})
-        repeated += _run(record) in cell
-        cell[_run(record)] = record
-    methods = list(dict.fromkeys(["source", *(line.method for line in lines.values())]))
-    for line in lines.values():
-        line.label = _label(line, [other for other in lines.values() if other.method == line.method])
-    return sorted(lines.values(), key=lambda line: methods.index(line.method)), repeated
-
-
-def _label(line: _Line, family: Sequence[_Line]) -> str:
-    """The method, with what sets this row apart from the usual one of its family."""
-    words = []
-    for name, value in line.hyper.items():
-        # A search over other hyper-parameters leaves others fixed; only its own kind can be told apart by that.
-        lacking = any(name not in other.hyper for other in family if other.select == line.select)
-        if lacking or _key(value) != _key(_usual(name, family)):
-            words.append(f"{name}={json.dumps(value, ensure_ascii=False)}")
-    words += [SELECT[line.select]] if SELECT[line.select] else []
-    return f"{line.method} ({', '.join(words)})" if words else line.method
-
-
-def _usual(name: str, family: Sequence[_Line]) -> Any:
-    """The value of a hyper-parameter that most rows of a method have; of equals the first."""
-    values = [line.hyper[name] for line in family if name in line.hyper]
-    return max(values, key=lambda value: [_key(other) for other in values].count(_key(value)))
-
-
-def _variants(lines: Sequence[_Line]) -> list[str]:
-    """For each method with several rows: what a row has where its label does not say."""
-    notes = []
-    for method in dict.fromkeys(line.method for line in lines):
-        family = [line for line in lines if line.method == method]
-        names = [n for n in family[0].hyper if len({_key(a.hyper[n]) for a in family if n in a.hyper}) > 1]
-        usual = ", ".join(f"{name}={json.dumps(_usual(name, family), ensure_ascii=False)}" for name in names)
-        notes += [f"{method}, where its label says nothing else: {usual}"] if names else []
-    return notes
-
-
-def _row(line: _Line, base: _Line | None, columns: Sequence[Column], targets: Sequence[str]) -> Row:
+def _row(line: Line, base: Line | None, columns: Sequence[Column], targets: Sequence[str]) -> Row:
     metric = columns[0].metric
     mine = line.complete(targets, metric)
     cells = [_cell(line.values(target, metric).values()) for target in targets]
@@ -207,7 +133,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)  # fsum and numpy stumble over inf - inf
 
 
-def _mark(rows: list[Row], at: int, column: Column) -> None:
+def mark(rows: list[Row], at: int, column: Column) -> None:
     """Best and second best, compared as printed: of two equal numbers on paper neither is the better one."""
     printed = {}
     for i, row in enumerate(rows):
@@ -224,15 +150,15 @@ def _mark(rows: list[Row], at: int, column: Column) -> None:
             rows[i] = replace(rows[i], cells=tuple(cells))
 
 
-def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Column], base: _Line | None) -> str:
+def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Column], base: Line | None) -> str:
     shared = _shared(group[0])
     source = shared.pop("source", {})
     if source.get("algorithm") != "swad":
         source = {name: value for name, value in source.items() if name not in SWAD}
     shared.pop("dataset", None)
-    runs = [_run(record) for record in group if _done(record)]
-    seeds = _sorted(seed for seed, _ in runs)
-    own = _sorted(seed for _, seed in runs if seed is not None)
+    runs = [run_of(record) for record in group if done(record)]
+    seeds = in_order(seed for seed, _ in runs)
+    own = in_order(seed for _, seed in runs if seed is not None)
     source |= {"same seeds": bool(own)} if own == seeds else {"seeds": ", ".join(own)}
     several = any(cell.n > 1 for row in rows for cell in row.cells[:-1] if cell)
     spread = "± is the sample standard deviation over seeds" if several else "one seed per cell, so no ±"
@@ -250,7 +176,7 @@ def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Col
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text)
 
 
-def _gaps(lines: Sequence[_Line], targets: Sequence[str], metric: Metric) -> list[str]:
+def _gaps(lines: Sequence[Line], targets: Sequence[str], metric: Metric) -> list[str]:
     """Which cells rest on fewer seeds than others."""
     full = len({run for line in lines for runs in line.runs.values() for run in runs})
     gaps = []
@@ -264,7 +190,7 @@ def _gaps(lines: Sequence[_Line], targets: Sequence[str], metric: Metric) -> lis
     return [f"fewer than {full} seed{'s' * (full > 1)}: {'; '.join(gaps)}"] if gaps else []
 
 
-def _remarks(lines: Sequence[_Line], base: _Line | None) -> list[str]:
+def _remarks(lines: Sequence[Line], base: Line | None) -> list[str]:
     selects = {line.select for line in lines}
     oracle = "oracle: hyper-parameters chosen with the target's labels; not comparable, so never marked"
     searched = "searched: hyper-parameters chosen on held-out source data"
@@ -273,7 +199,7 @@ def _remarks(lines: Sequence[_Line], base: _Line | None) -> list[str]:
     return [note for note, holds in said.items() if holds]
 
 
-def _undefined(lines: Sequence[_Line], metric: Metric) -> str:
+def _undefined(lines: Sequence[Line], metric: Metric) -> str:
     """How many structures of cases a row has no number of."""
     said = []
     for line in lines if metric.undefined else ():
@@ -285,19 +211,19 @@ def _undefined(lines: Sequence[_Line], metric: Metric) -> str:
 
 
 def _failures(group: Sequence[Record]) -> str:
-    failed = [record for record in group if not _done(record)]
+    failed = [record for record in group if not done(record)]
     return f"failed runs ({len(failed)}): {_names(failed)}" if failed else ""
 
 
-def _doubts(group: Sequence[Record], repeated: int) -> list[str]:
+def doubts(group: Sequence[Record], repeated: int) -> list[str]:
     """What a careful reader would want to know before trusting the numbers."""
-    done = [record for record in group if _done(record)]
-    broken = [record for record in done if record["results"].get("broken")]
+    finished = [record for record in group if done(record)]
+    broken = [record for record in finished if record["results"].get("broken")]
     notes = [f"runs with images that could not be read ({len(broken)}): {_names(broken)}"] if broken else []
     notes += [f"runs repeated with the same settings ({repeated}): the last counts"] if repeated else []
-    environments = [record.get("environment") or {} for record in done]
+    environments = [record.get("environment") or {} for record in finished]
     for name in dict.fromkeys(name for environment in environments for name in environment):
-        values = _sorted(environment.get(name) for environment in environments)
+        values = in_order(environment.get(name) for environment in environments)
         notes += [f"environments differ in {name} ({', '.join(values)}); costs may not compare"] * (len(values) > 1)
     return notes
 
@@ -305,21 +231,8 @@ def _doubts(group: Sequence[Record], repeated: int) -> list[str]:
 def _names(records: Sequence[Record]) -> str:
     names: dict[str, list[Any]] = {}
     for record in records:
-        names.setdefault(f"{record['settings']['method']} on {_target(record)}", []).append(_run(record)[0])
-    return "; ".join(f"{name} (seed {', '.join(_sorted(seeds))})" for name, seeds in names.items())
-
-
-def _done(record: Record) -> bool:
-    return bool(record.get("results"))
-
-
-def _target(record: Record) -> str:
-    return str(record["settings"].get("target"))
-
-
-def _run(record: Record) -> Run:
-    settings = record["settings"]
-    return settings.get("seed"), (settings.get("source") or {}).get("seed")
+        names.setdefault(f"{record['settings']['method']} on {target_of(record)}", []).append(run_of(record)[0])
+    return "; ".join(f"{name} (seed {', '.join(in_order(seeds))})" for name, seeds in names.items())
 
 
 def _shared(record: Record) -> dict[str, Any]:
@@ -329,11 +242,8 @@ def _shared(record: Record) -> dict[str, Any]:
     return {**settings, "source": {name: value for name, value in source.items() if name not in WITHIN_SOURCE}}
 
 
-def _key(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)
-
-
-def _sorted(values: Iterable[Any]) -> list[str]:
+def in_order(values: Iterable[Any]) -> list[str]:
+    """Each value once, as text; numbers by size."""
     return sorted({str(value) for value in values}, key=lambda text: (len(text), text))
 
 

@@ -47,10 +47,17 @@ class Case:
         """A new adapter of a tiny trained model, not prepared."""
         return adapt(self.model(), self.method(**self.hyper), multilabel=self.multilabel)
 
-    def adapter(self, model: nn.Module | None = None, *, example: Tensor | None = None, **hyper: Any) -> Adapter:
+    def adapter(
+        self,
+        model: nn.Module | None = None,
+        *,
+        example: Tensor | None = None,
+        guard: bool = False,
+        **hyper: Any,
+    ) -> Adapter:
         """A new adapter of a tiny trained model; prepared, if the method asks for it."""
         method = self.method(**{**self.hyper, **hyper})
-        adapter = adapt(model or self.model(), method, example=example, multilabel=self.multilabel)
+        adapter = adapt(model or self.model(), method, example=example, multilabel=self.multilabel, guard=guard)
         if "prepare" in self.method.info.needs:
             dtype = next(adapter.net.model.parameters()).dtype
             adapter.prepare([self.images(32, seed=s)[0].to(dtype) for s in (1, 2)])

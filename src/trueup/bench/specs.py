@@ -1,0 +1,88 @@
+"""Methods as people write them: `tsd`, `tsd:lr=1e-5`, `tsd:preset=safe`, or `{tsd: {lr: 1e-5}}` in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from trueup.core.presets import with_preset
+from trueup.core.registry import get_method
+
+Spec = tuple[str, dict[str, Any]]
+"""A method's name with what was said of it: hyper-parameters, and the words `guard` and `preset`."""
+
+
+def as_list(value: Any) -> Any:
+    """A value alone is a list of one."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def numbers(values: Any) -> Any:
+    """The values of a mapping with words that are numbers as such: YAML takes 1e-5 for a word."""
+    return {key: _number(v) for key, v in values.items()} if isinstance(values, Mapping) else values
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
+
+
+def read_specs(value: Any) -> Any:
+    """[tsd, {tsd: {lr: 1e-5}}] as (name, what was said of it) pairs."""
+    pairs: list[Any] = []
+    for item in as_list(value):
+        if isinstance(item, str):
+            name, _, rest = item.partition(":")
+            pairs.append((name, numbers(name_value(rest.split(",")) if rest else {})))
+        elif isinstance(item, Mapping) and len(item) == 1:
+            name, hyper = next(iter(item.items()))
+            if not isinstance(hyper, Mapping):
+                raise ValueError(f"write hyper-parameters as `{name}: {{lr: 0.001}}`, not {hyper!r}")
+            pairs.append((name, numbers(hyper)))
+        elif isinstance(item, tuple):
+            pairs.append(item)
+        else:
+            raise ValueError(f"a method is a name, or `name: {{lr: 0.001}}`, not {item!r}")
+    return pairs
+
+
+def name_value(texts: Iterable[str]) -> dict[str, Any]:
+    """name=value texts as a dictionary; values are read as YAML reads them."""
+    import yaml
+
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{text!r} must be name=value")
+        values[key.strip()] = yaml.safe_load(value)
+    return values
+
+
+def guarded(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The hyper-parameters in what was said of a method, and whether it has a guard. A preset implies one."""
+    hyper = dict(said)
+    preset, guard = hyper.pop("preset", None), hyper.pop("guard", None)
+    if guard is not None and not isinstance(guard, bool):
+        raise ValueError(f"guard={guard!r} must be true or false")
+    if preset is None:
+        return hyper, bool(guard)
+    return with_preset(preset, hyper), guard is None or guard
+
+
+def typed(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
+    """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
+    hints = get_type_hints(get_method(method, task))
+    result = dict(values)
+    for key, value in values.items():
+        kinds = get_args(hints.get(key)) or (hints.get(key),)
+        if isinstance(value, str) and value.lower() in ("none", "null") and type(None) in kinds:
+            result[key] = None
+        elif isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+            result[key] = float(value)
+    return result

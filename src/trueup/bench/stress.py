@@ -1,0 +1,161 @@
+"""Stress: the same methods in many situations, most of them worse than those that methods are published with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from trueup.bench.settings import BY_ANSWER, BY_CLASS, PAPER, PIXELS, Many, Run, Sweep, checked, import_plugins, known
+from trueup.bench.specs import Spec
+from trueup.core.presets import with_preset
+from trueup.data.datasets import Dataset
+
+SMALL = (1, 2, 4, 16)
+"""Images per batch of the scenarios that are about small batches."""
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "iid": {},
+    "dirichlet": {"stream": "dirichlet"},
+    "class-sorted": {"stream": "class-sorted"},
+    "mixed": {"stream": "mixed"},
+    "few-classes": {"stream": "few-classes"},
+    "batch-1": {"batch": 1, "limit": 1000},
+    "batch-2": {"batch": 2, "limit": 1000},
+    "batch-4": {"batch": 4, "limit": 1000},
+    "batch-16": {"batch": 16},
+    "long": {"repeat": 20, "limit": 1000},
+    "nan": {"disturb": "nan"},
+    "huge": {"disturb": "huge"},
+    "ood-10": {"disturb": "ood:0.1"},
+    "ood-50": {"disturb": "ood:0.5"},
+    "replay-10": {"disturb": "replay:0.1"},
+    "crafted-10": {"disturb": "crafted:0.1"},
+}
+"""What each changes of a run. In `mixed`, a target is joined with the one that follows it; see `partner`."""
+MEANING = {
+    "iid": "one domain, shuffled",
+    "dirichlet": "images of a class come in bursts",
+    "class-sorted": "one class after the other",
+    "mixed": "the target and the next domain, shuffled together; the source has seen neither",
+    "few-classes": "three classes only",
+    **{f"batch-{size}": f"{size} image{'s' * (size > 1)} per batch" for size in SMALL},
+    "long": "the same images again and again, in a new order each time",
+    "nan": "one image has a pixel that is not a number",
+    "huge": "one image is a million times too bright",
+    "ood-10": "10 % of each batch belong to no class",
+    "ood-50": "50 % of each batch belong to no class",
+    "replay-10": "10 % of each batch are images that the source gets wrong, sent again",
+    "crafted-10": "10 % of each batch are made to do harm, by an attacker who knows the source model",
+}
+SAFE: Spec = ("tsd", {"preset": "safe"})
+OURS = ("stream", "stream_options", "repeat", "disturb", "reset")  # settings that scenarios are made of
+QUICK = {"limit": 256, "repeat": 4}
+
+
+class Stress(Sweep):
+    """Runs over scenarios × targets × seeds × methods; the frozen source is always among the methods."""
+
+    scenario: Annotated[list[str], Many] = Field(list(SCENARIOS), min_length=1, description="all, if left out")
+    quick: bool = Field(False, description="one seed, one target, 256 images: a first look")
+
+    @model_validator(mode="after")
+    def _check_scenarios(self) -> Self:
+        for name in self.scenario:
+            known(name, SCENARIOS, "scenario")
+        for name in OURS:
+            if getattr(self, name) != Sweep.model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"{name} is what scenarios change: leave it out, or use `trueup bench`")
+        if self.batch is not None and (len(self.batch) > 1 or self.batch[0] in SMALL):
+            raise ValueError(f"batch={self.batch} must be one number, and none of {SMALL}, which have their scenarios")
+        return self
+
+    def runs(self) -> list[Run]:
+        """All runs, each once, scenario after scenario, checked before anything starts."""
+        import_plugins(self.plugin)
+        found = {run.digest(): run for name in self.dataset for run in self.runs_on(self.open(name))}
+        if not found:
+            raise ValueError(f"no scenario is left: {'; '.join(self.left_out())}")
+        return list(found.values())
+
+    def runs_on(self, dataset: Dataset) -> Iterator[Run]:
+        """The runs of all scenarios that make sense on a dataset."""
+        for scenario in self.scenario:
+            if not self._unfit(dataset, scenario):
+                yield from self.variant(dataset, scenario).runs_on(dataset)
+
+    def left_out(self) -> list[str]:
+        """The scenarios that make no sense, each with the reason."""
+        import_plugins(self.plugin)
+        datasets = [self.open(name) for name in self.dataset]
+        said = [(s, d.name, self._unfit(d, s)) for d in datasets for s in self.scenario]
+        return [f"{scenario} is left out on {name}: {reason}" for scenario, name, reason in said if reason]
+
+    def variant(self, dataset: Dataset, scenario: str) -> Sweep:
+        """The sweep of one scenario on one dataset."""
+        values = {name: getattr(self, name) for name in Sweep.model_fields} | SCENARIOS[scenario]
+        targets = list(self.target or dataset.targets)[: 1 if self.quick else None]
+        limits = [limit for limit in (self.limit, values["limit"], self.quick and QUICK["limit"]) if limit]
+        values |= {"dataset": [dataset.name], "target": targets, "limit": min(limits, default=None)}
+        values["method"] = self._methods(dataset)
+        if self.quick:
+            values |= {"seed": self.seed[:1], "repeat": min(values["repeat"], QUICK["repeat"])}
+        if scenario == "mixed":
+            values["target"] = [partner(dataset, target) for target in targets]
+        return Sweep(**values)
+
+    def _methods(self, dataset: Dataset) -> list[Spec]:
+        usual: list[Spec] = [(name, {}) for name in (PIXELS if dataset.structures else PAPER)]
+        specs = [*usual, SAFE] if self.method is None else self.method
+        return specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
+
+    def _unfit(self, dataset: Dataset, scenario: str) -> str:
+        """Why a scenario makes no sense on a dataset; nothing if it does."""
+        changes = SCENARIOS[scenario]
+        by_class = changes.get("stream") in BY_CLASS or changes.get("disturb", "").partition(":")[0] in BY_ANSWER
+        if by_class and dataset.structures:
+            return "it goes by classes, and here are masks"
+        if scenario == "mixed":
+            if any("+" not in partner(dataset, target) for target in self.target or dataset.targets):
+                return "there is no other domain to mix a target with"
+            try:
+                list(self.variant(dataset, scenario).runs_on(dataset))
+            except (ValueError, OSError) as error:
+                return " ".join(str(error).split())
+        return ""
+
+
+def make_stress(values: Mapping[str, Any]) -> Stress:
+    """A stress test of these settings; the first thing wrong is said in one sentence."""
+    return checked(Stress, values)
+
+
+def partner(dataset: Dataset, target: str) -> str:
+    """The target joined with the one that follows it in the dataset's order, the last with the first.
+
+    A corruption keeps its severity. A target that is joined already, or has no other beside it, stays as it is.
+    """
+    base, dash, severity = target.partition("-") if dataset.clean else (target, "", "")
+    names = dataset.targets
+    if "+" in target or base not in names or len(names) < 2:
+        return target
+    follower = names[(names.index(base) + 1) % len(names)]
+    return f"{target}+{follower}{dash}{severity}"
+
+
+def scenario_of(settings: Mapping[str, Any]) -> str:
+    """The scenario of a run, from the settings in its record."""
+    kind, _, share = settings.get("disturb", "").partition(":")
+    if kind:
+        return f"{kind}-{100 * float(share):g}" if share else kind
+    if settings.get("repeat", 1) > 1:
+        return "long"
+    if settings["stream"] != "iid":
+        return str(settings["stream"])
+    return f"batch-{settings['batch']}" if settings["batch"] in SMALL else "iid"
+
+
+def label_of(settings: Mapping[str, Any]) -> str:
+    """What to call a run that was made by a preset, from the settings in its record; nothing for others."""
+    hyper, safe = settings.get("hyper", {}), with_preset("safe", {})
+    return f"{settings['method']}, safe" if settings.get("guard") and safe.items() <= hyper.items() else ""

@@ -1,0 +1,111 @@
+"""`trueup stress` as its users type it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from trueup.bench.records import read_records
+from trueup.bench.stress import SCENARIOS
+from trueup.cli.app import app
+
+FAST = ["--quick", "--limit", "64", "--train", "iterations=6", "--train", "batch=8"]
+
+
+def trueup(*words: str, cwd: Path, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-W", "error::UserWarning", "-c", "from trueup.cli import main; main()", *words]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def test_help_names_every_scenario() -> None:
+    result = CliRunner().invoke(app, ["stress", "--help"], env={"COLUMNS": "200"})
+    text = " ".join(result.output.replace("│", " ").split())
+    for name in SCENARIOS:
+        assert name in text
+    assert "--quick" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--scenario", "nann"], "Did you mean 'nan'?"),
+        (["-m", "tsd:preset=save"], "no preset is called 'save'"),
+        (["-m", "tsd:guard=often"], "guard='often' must be true or false"),
+        (["-t", "hamd"], "Did you mean 'hand'?"),
+        (["-d", "fundus-sim", "--scenario", "replay-10"], "no scenario is left"),
+    ],
+)
+def test_errors_are_one_sentence(words: list[str], says: str, tmp_path: Path) -> None:
+    done = trueup("stress", *words, "--dry-run", cwd=tmp_path, status=2)
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_says_what_each_scenario_does(tmp_path: Path) -> None:
+    text = trueup("stress", "--dry-run", cwd=tmp_path).stdout
+    for name in SCENARIOS:
+        assert any(line.startswith(f"{name} ") and line.split()[-2:] == ["120", "0"] for line in text.splitlines())
+    assert "one image has a pixel that is not a number" in text
+    assert "tsd, safe" in text
+    assert "1920 runs: 0 done, 1920 to run; 24 source models to train" in text
+    text = trueup("stress", "--quick", "-m", "bn", "-d", "fundus-sim", "--dry-run", cwd=tmp_path).stdout
+    assert "class-sorted is left out on fundus-sim: it goes by classes, and here are masks" in text
+    assert "22 runs: 0 done" in text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path) -> None:
+    words = ["stress", "-m", "tent", "-m", "tsd:preset=safe", *FAST]
+    words += [word for name in ("iid", "long", "nan", "crafted-10") for word in ("--scenario", name)]
+    done = trueup(*words, cwd=tmp_path)
+    assert "12 records in stress/records.jsonl" in done.stdout
+    assert "picture in stress/stress.png and stress/stress.svg" in done.stdout
+    assert "tsd, safe" in done.stdout
+    assert "difference from source in points" in done.stdout
+    with Image.open(tmp_path / "stress" / "stress.png") as picture:
+        assert min(picture.size) > 300
+    for suffix, sign in ((".md", "| method"), (".tex", r"\toprule"), (".csv", "label,method")):
+        assert (tmp_path / "stress" / f"stress{suffix}").read_text().count(sign) == 3
+    before = (tmp_path / "stress" / "records.jsonl").read_bytes()
+    assert "12 records" in trueup(*words, cwd=tmp_path).stdout
+    assert (tmp_path / "stress" / "records.jsonl").read_bytes() == before, "what is recorded is not run again"
+    assert "accuracy in %" in trueup("report", "stress", cwd=tmp_path).stdout
+    records = read_records(tmp_path / "stress")
+    assert {r["results"]["images"] for r in records} == {64, 4 * 64}
+    disturbed = [r for r in records if r["settings"].get("disturb") == "nan"]
+    refused = {(r["settings"]["method"], r["results"]["refused"]) for r in disturbed}
+    assert refused == {("source", 1), ("tent", 1), ("tsd", 0)}
+
+
+@pytest.mark.slow
+def test_a_model_and_images_of_ones_own(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "photos" / "street" / label).mkdir(parents=True)
+        for i in range(12):
+            light = np.full((16, 16, 3), 120 * (label == "cat") + 3 * i, dtype=np.uint8)
+            Image.fromarray(light).save(tmp_path / "photos" / "street" / label / f"{i}.png")
+    program = "import torch; from trueup.source.nets import build; "
+    program += "torch.save(build('digits-net', 2, size=16).state_dict(), 'model.pt')"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    words = ["stress", "-d", "folder", "-r", "photos", "--checkpoint", "model.pt", "-n", "digits-net", "-m", "bn"]
+    flags = ["--train", "size=16", "--scenario", "nan", "--scenario", "mixed", "--scenario", "batch-4"]
+    done = trueup(*words, *flags, "-s", "0", "-o", "mine", cwd=tmp_path)
+    assert "mixed is left out on folder: there is no other domain to mix a target with" in done.stdout
+    assert "4 records in mine/records.jsonl" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_failure_makes_the_exit_status(tmp_path: Path) -> None:
+    words = ["stress", "-m", "tent:params=nothing_like_it", "--scenario", "iid", *FAST]
+    done = trueup(*words, cwd=tmp_path, status=1)
+    assert "failed: tent in iid on digits/hand, seed 0" in done.stdout
+    assert "1 records in" in done.stdout
