@@ -173,6 +173,24 @@ def test_what_does_not_go_together_is_refused(scans: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+def test_a_network_of_ones_own_runs_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_segmenter.py").write_text("from trueup.source.segmenters import SmallUNet as net\n")
+    training = Training(size=32, normalize="half", augment="none")
+    recipe = Recipe(dataset="cardiac", sources=("a",), classes=4, network="my_segmenter:net", training=training)
+    theirs = build("small-unet", 4)
+    Store(tmp_path).save(recipe, theirs, {"kept": {}})
+    model = str(Store(tmp_path).path(recipe))
+    with pytest.raises(ValueError, match="--arch my_segmenter:net"):
+        open_model(model)
+    with pytest.raises(ValueError, match="not a small-unet"):
+        open_model(model, arch="small-unet")
+    assert "my_segmenter" not in sys.modules
+    network, settings = open_model(model, arch="my_segmenter:net")
+    assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in network.state_dict().items())
+    assert settings["size"] == 32
+
+
 @pytest.mark.slow
 def test_broken_images_are_named_and_make_the_exit_status(scans: Path, tmp_path: Path) -> None:
     model = checkpoint(tmp_path)

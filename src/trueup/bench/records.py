@@ -32,9 +32,10 @@ def read_records(path: str | Path) -> list[Record]:
 def _parse(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and "id" in record and "settings" in record else None
+    whole = isinstance(record, dict) and isinstance(record.get("id"), str) and isinstance(record.get("settings"), dict)
+    return record if whole else None
 
 
 def finished(path: str | Path) -> dict[str, Record]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import traceback
@@ -68,6 +69,7 @@ class Job:
 def perform(job: Job, send: Send) -> None:
     """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
     torch.set_num_threads(job.site.threads)
+    logging.getLogger("trueup.guard").setLevel(logging.ERROR)  # what guards did is in the records
     import_plugins(job.site.plugins)
     dataset = open_dataset(job.dataset, job.site.root)
     store = Store(job.site.checkpoints)
@@ -95,7 +97,8 @@ def perform(job: Job, send: Send) -> None:
 
 def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, int], None], device: str) -> Record:
     """One run on its stage: its record."""
-    stage = replace(stage, guard=run.guard)
+    # A frozen network has nothing to lose: a bad row among others does not keep it from answering those.
+    stage = replace(stage, guard=run.guard or (run.method == "source" and bool(run.disturb)))
     hyper, extra = dict(run.hyper), {}
     if run.select != "default":
         stages = [stage] if run.select == "oracle" else list(held_out(run, stage, dataset))

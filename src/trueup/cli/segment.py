@@ -28,9 +28,11 @@ def segment(
     ),
     out: str = typer.Option(..., "--out", "-o", help="The folder for masks, which are named as the images are."),
     model: str = typer.Option(
-        None, "--model", help="A checkpoint of `trueup train`, instead of --arch to --multilabel."
+        None, "--model", help="A checkpoint of `trueup train`, instead of --weights to --multilabel."
     ),
-    arch: str = typer.Option(None, "--arch", help="A network of others: smp:unet/resnet34, module:function, …"),
+    arch: str = typer.Option(
+        None, "--arch", help="A network of others: smp:unet/resnet34, …; your own module:function, also with --model."
+    ),
     weights: str = typer.Option(None, "--weights", "-w", help="Its state dict: a .safetensors or torch.save file."),
     classes: int = typer.Option(None, "--classes", min=1, help="Its outputs: classes with the background, or labels."),
     size: int = typer.Option(None, "--size", min=8, help="Side in pixels of what it sees; 256 if left out."),
@@ -72,9 +74,9 @@ def open_model(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, An
     """The segmenter, and what it wants to see; `flags` are those of a network of others."""
     given = options.given(**flags)
     if model is not None:
-        if given:
-            raise ValueError(f"--{next(iter(given))} does not go with --model: the checkpoint says it")
-        network, settings = _ours(Path(model))
+        if others := [name for name in given if name != "arch"]:
+            raise ValueError(f"--{others[0]} does not go with --model: the checkpoint says it")
+        network, settings = _ours(Path(model), given.get("arch"))
     else:
         if missing := [name for name in ("arch", "weights", "classes") if name not in given]:
             raise ValueError(f"--{missing[0]} is missing: give --model, or --arch with --weights and --classes")
@@ -85,8 +87,8 @@ def open_model(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, An
     return network.to(memory_format=torch.channels_last), settings  # as images come; convolutions are faster this way
 
 
-def _ours(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """A model of ours, and what its recipe says."""
+def _ours(path: Path, arch: str | None) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of ours, and what its recipe says; a function of the user's own is called only if the user names it."""
     from trueup.data.datasets.masked import NAMES, ON_DISK
 
     recipe = recipe_in(path)
@@ -94,7 +96,9 @@ def _ours(path: Path) -> tuple[nn.Module, dict[str, Any]]:
         raise ValueError(f"{path} holds no recipe of trueup's: give --arch, --weights and --classes instead of --model")
     if recipe.dataset not in NAMES:
         raise ValueError(f"{path} was trained on {recipe.dataset} and tells images apart; masks take a segmenter")
-    network, _ = read_checkpoint(path)
+    if arch not in (None, recipe.network):
+        raise ValueError(f"{path} is a {recipe.network}, not a {arch}: leave --arch out, or say {recipe.network}")
+    network, _ = read_checkpoint(path, arch)
     training, known = recipe.training, ON_DISK.get(recipe.dataset.removesuffix("-sim"))
     settings: dict[str, Any] = training.model_dump(include={"size", "normalize", "multilabel"})
     if recipe.dataset in ON_DISK:

@@ -24,7 +24,7 @@ from trueup.core.rules import RULES, Action, Rule, signs
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
 
-log = logging.getLogger("trueup")
+log = logging.getLogger("trueup.guard")
 
 STATES = ("healthy", "suspect", "rolled back", "fallback", "probation")
 FROZEN = ("suspect", "rolled back")  # nothing is learnt
@@ -311,6 +311,6 @@ class Watch:
         m = self.marks
         m["events"][name] += 1
         level = logging.WARNING if name in ("rollback", "fallback") else logging.INFO
-        log.log(level, "guard, after %d images: %s: %s", m["images"], name, reason)
+        log.log(level, "after %d images: %s: %s", m["images"], name, reason)
         if self.guard.notify is not None:
             self.guard.notify(Event(name, reason, m["images"], m["state"], dict(m["numbers"])))

@@ -42,5 +42,5 @@ def back_to(adapter: Adapter, moment: Moment) -> None:
         put(adapter.net.model, name, target, moment.net[name])
     adapter.net.policy.load_state_dict(moment.policy)
     if adapter._optimizer is not None:
-        adapter._optimizer.load_state_dict(moment.optimizer)
+        adapter._optimizer.load_state_dict(copy.deepcopy(moment.optimizer))  # it would take over the tensors themselves
     torch.clear_autocast_cache()

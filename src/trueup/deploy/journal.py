@@ -32,7 +32,10 @@ class Journal:
             content = json.loads(self.path.read_bytes())
             known, there = content["format"], content["settings"]
             self.done, self.state, self.saves = content["done"], content["state"], content["saves"]
-        except (ValueError, KeyError, TypeError) as error:
+            kinds = {"settings": dict, "done": dict, "state": str, "saves": int}
+            if wrong := [key for key, kind in kinds.items() if not isinstance(content[key], kind)]:
+                raise TypeError(f"{wrong[0]} is a {type(content[wrong[0]]).__name__}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{self.path} is damaged; choose another --out, or start over with --fresh") from error
         if known != FORMAT:
             raise ValueError(f"{self.path} has the format {known!r}, not {FORMAT!r}; choose another --out")

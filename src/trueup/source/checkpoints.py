@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from trueup.core import files
@@ -45,22 +46,41 @@ class Store:
 
     def load(self, recipe: Recipe) -> tuple[nn.Module, dict[str, Any]]:
         """The model of a recipe and training's report."""
-        model, header = read_checkpoint(self.path(recipe))
-        if header["recipe"] != recipe.model_dump(mode="json"):
+        tensors, header = files.read(self.path(recipe), KIND)
+        if header.get("recipe") != recipe.model_dump(mode="json"):
             raise ValueError(f"{self.path(recipe)} holds the model of another recipe; delete it to train anew")
-        return model, header["report"]
+        return _model(tensors, header, self.path(recipe), recipe.network), header["report"]
 
 
-def read_checkpoint(path: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """A finished model of ours and what its file says of it; the network is built from the recipe inside."""
+def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """A finished model of ours and what its file says of it; the network is built from the recipe inside.
+
+    network: a function that a file names (module:function) is imported and called only if it is named here too.
+    """
     tensors, header = files.read(path, KIND)
-    recipe = Recipe(**header["recipe"])
+    return _model(tensors, header, path, network), header
+
+
+def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, network: str | None) -> nn.Module:
+    recipe = _recipe(header, path)
     if "report" not in header:
         raise ValueError(f"{path} is an unfinished training; the same command goes on with it")
+    if ":" in recipe.network.removeprefix("smp:") and recipe.network != network:
+        raise ValueError(
+            f"{path} names the network {recipe.network!r}, which would have to be imported and run, and nothing was: "
+            f"if you trust it, name it too (--network or --arch {recipe.network})"
+        )
     model = build(recipe.network, recipe.classes, size=recipe.training.size)
     refuse(misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
-    return model.eval(), header
+    return model.eval()
+
+
+def _recipe(header: dict[str, Any], path: str | Path) -> Recipe:
+    try:
+        return Recipe(**header["recipe"])
+    except (KeyError, TypeError, ValidationError) as error:
+        raise ValueError(f"{path} holds no recipe that this version can read; train the model anew") from error
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -79,7 +99,7 @@ def load_model(path: str | Path, network: str, classes: int, size: int) -> nn.Mo
         raise ValueError(f"{Path(path).name} knows {recipe.classes} classes; the dataset has {classes}")
     if recipe.network != network:
         raise ValueError(f"{Path(path).name} is a {recipe.network}, not a {network}: say --network {recipe.network}")
-    return read_checkpoint(Path(path))[0]
+    return read_checkpoint(Path(path), network)[0]
 
 
 def recipe_in(path: str | Path) -> Recipe | None:
@@ -92,7 +112,7 @@ def recipe_in(path: str | Path) -> Recipe | None:
         if "no state of trueup's" in str(error):
             return None
         raise
-    return Recipe(**header["recipe"])
+    return _recipe(header, path)
 
 
 def given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> Given:
@@ -113,6 +133,36 @@ def given(path: str | Path, targets: Sequence[str], dataset: str, training: Trai
         normalize=recipe.training.normalize,
         multilabel=recipe.training.multilabel,
     )
+
+
+class _Averaging(BaseModel, strict=True):
+    losses: list[float]
+    threshold: float | None
+    start: int | None
+    end: int | None
+    steps: int = Field(ge=0)
+    count: int = Field(ge=0)
+    waiting: int = Field(ge=0)
+
+
+class _Unfinished(BaseModel, strict=True):
+    recipe: dict[str, Any]
+    done: int = Field(ge=0)
+    best: dict[str, float] = Field(min_length=2, max_length=2)
+    history: list[dict[str, float]]
+    broken: list[str]
+    swad: _Averaging
+
+
+def read_unfinished(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of an unfinished training, and what its file says beside them; that is of the right types."""
+    tensors, header = files.read(path, KIND)
+    try:
+        _Unfinished.model_validate(header)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"])) or "header"
+        raise ValueError(f"{path} is damaged: its {where} makes no sense") from error
+    return tensors, header
 
 
 def digest_of_file(path: str | Path) -> str:

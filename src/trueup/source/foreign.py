@@ -17,6 +17,7 @@ from trueup.core.split import find_head
 INSIDE = ("model_dict", "state_dict", "model")  # where checkpoints keep their tensors
 WRAPPERS = ("network.", "vit_backbone.")  # what featurizers call the torchvision or timm network in them
 TWINS = {"network.0.": "featurizer.", "network.1.": "classifier."}  # the same modules once more, in a Sequential
+DEEPEST = 100  # settings in settings
 
 
 def load_foreign(path: str | Path, model: nn.Module, example: Tensor) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def load_foreign(path: str | Path, model: nn.Module, example: Tensor) -> dict[st
     content = read_checkpoint(path)
     state = state_of(content, path)
     ours = model.state_dict()
-    settings = {key: value for key, value in content.items() if key not in INSIDE and _plain(value)}
+    settings = {key: value for key, value in content.items() if key not in INSIDE and _plain(value, path)}
     if any(name.startswith("featurizer.") for name in state.keys() - ours.keys()):
         known = ("featurizer", "classifier", "network")
         ignored = sorted({name.partition(".")[0] for name in state}.difference(known))
@@ -81,6 +82,8 @@ def state_of(content: Any, path: str | Path) -> dict[str, Tensor]:
         held = ", ".join(map(str, list(content)[:5])) if isinstance(content, Mapping) else type(content).__name__
         raise ValueError(f"{path} holds no state dict but: {held or 'nothing'}")
     state = {str(name): tensor for name, tensor in content.items()}
+    odd = [n for n, t in state.items() if t.is_meta or t.layout != torch.strided]
+    refuse([f"{name} is no plain tensor with values" for name in odd], path)
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     return state
@@ -149,12 +152,17 @@ def _unlike_twins(state: Mapping[str, Tensor]) -> list[str]:
     return wrong
 
 
-def _plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_plain(each) for each in chain(value.keys(), value.values()))
-    if isinstance(value, list | tuple | set):
-        return all(_plain(each) for each in value)
-    return value is None or isinstance(value, bool | int | float | str)
+def _plain(value: Any, path: str | Path) -> bool:
+    """Whether it holds plain values alone; level by level, each group once, as a file may have it a billion times."""
+    level = [value]
+    for _ in range(DEEPEST):
+        groups = {id(each): each for each in level if isinstance(each, dict | list | tuple | set)}
+        if not all(id(v) in groups or v is None or isinstance(v, bool | int | float | str) for v in level):
+            return False
+        level = [v for g in groups.values() for v in (chain(g.keys(), g.values()) if isinstance(g, dict) else g)]
+        if not level:
+            return True
+    raise ValueError(f"{path} holds settings in settings, more than {DEEPEST} deep: save the state_dict() alone")
 
 
 class _NumberType:

@@ -24,7 +24,7 @@ from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import Loader, Place, ahead
 from trueup.data.streams import batches
-from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part
+from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part, read_unfinished
 from trueup.source.foreign import misfits, refuse
 from trueup.source.nets import build
 from trueup.source.recipe import Recipe, Training
@@ -34,6 +34,7 @@ from trueup.source.tasks import Task, task_of
 
 log = logging.getLogger("trueup")
 Progress = Callable[[int, int], None]  # done, of how many
+MOMENTS = {"adam": ("step", "exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 def train(
@@ -262,12 +263,12 @@ class _Run:
         files.write(store.partial(self.recipe), named(tensors), header, KIND)
 
     def restore(self, file: Path) -> None:
-        """Go on from a saved state; a file that cannot be read is named and training starts anew."""
+        """Go on from a saved state; a file that cannot be read or does not fit is named, and training starts anew."""
         try:
-            tensors, header = files.read(file, KIND)
+            tensors, header = read_unfinished(file)
             if header["recipe"] != self.recipe.model_dump(mode="json"):
                 raise ValueError(f"{file} belongs to another recipe")
-            refuse(misfits(self.model.state_dict(), part(tensors, "model")), file)
+            refuse(self.misfits(tensors, header), file)
         except ValueError as error:
             log.warning("training starts anew: %s", error)
             return
@@ -285,6 +286,25 @@ class _Run:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         self.done, self.best, self.history = header["done"], _Best(*header["best"].values()), header["history"]
         self.broken = set(header["broken"])
+
+    def misfits(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> list[str]:
+        """What keeps a saved state from being taken; fused steps would write beyond moments that are too short."""
+        whole, swad = self.model.state_dict(), header["swad"]
+        weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        most = max(self.settings.converge, self.settings.tolerate)
+        counts = {"done": (header["done"], self.settings.iterations), "waiting": (swad["waiting"], most)}
+        if wrong := [f"{name} is {n}, more than {of}" for name, (n, of) in counts.items() if n > of]:
+            return wrong
+        _, kept_at = header["best"].values()
+        must = {"model/": whole, **({"kept/": whole} if kept_at else {})}
+        must |= {f"swad/{name}.": weights for name, n in (("segment", "steps"), ("total", "count")) if swad[n]}
+        may: dict[str, dict[str, Tensor]] = {f"swad/waiting{i}.": weights for i in range(swad["waiting"])}
+        for i, p in enumerate(weights.values()):
+            keys = MOMENTS[self.settings.optimizer]
+            may[f"optimizer/{i}."] = {key: torch.zeros(()) if key == "step" else p for key in keys}
+        there = {group: like for group, like in may.items() if any(f"{group}{name}" in tensors for name in like)}
+        ours = {f"{group}{name}": t for group, like in (must | there).items() for name, t in like.items()}
+        return misfits(ours, tensors)
 
 
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:

@@ -62,6 +62,8 @@ def read_clean(name: str, root: Path) -> tuple[Image, Labels]:
         if rows.size == 0 or rows.size % (head + BYTES):
             raise ValueError(f"{file.name} has {rows.size} bytes, which is no multiple of {head + BYTES}")
         parts.append(rows.reshape(-1, head + BYTES))
+        if (worst := parts[-1][:, head - 1].max()) >= n:
+            raise ValueError(f"{file.name} has a label {worst}; expected 0 to {n - 1}")
     table = np.concatenate(parts)
     images = table[:, head:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(images), table[:, head - 1].astype(np.int64)
@@ -78,8 +80,8 @@ def _array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         raise ValueError(f"{path.name} is missing in {path.parent.name}/")
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path.name} is no array of numbers: {error}") from error
+    except Exception as error:  # a damaged header can break the reader anywhere, and with any error
+        raise ValueError(f"{path.name} is no array of numbers: {str(error) or type(error).__name__}") from error
 
 
 def fingerprint(root: Path) -> str:

@@ -1,0 +1,40 @@
+"""A camera that misbehaves: a guard answers what it can, says what happened, and takes the model back."""
+
+import logging
+import tempfile
+
+import torch
+
+import trueup
+from trueup.testing import convnet, images
+
+logging.getLogger("trueup.guard").setLevel(logging.ERROR)  # the events are shown below instead
+
+model = convnet()  # any trained torch.nn.Module
+
+
+def told(event: trueup.Event) -> None:
+    print(f"  after {event.images} images: {event.name}: {event.reason}")
+
+
+adapter = trueup.adapt(model, "tent", norm="ema", guard=trueup.Guard(notify=told))
+with tempfile.TemporaryDirectory() as folder:
+    adapter.checkpoint(folder, every=10)  # after a crash the same line goes on from the newest whole state
+    for step in range(60):
+        x, y = images(32, seed=step, shift=1.0)
+        if step == 10:
+            x[5, 0, 0, 0] = torch.nan  # a broken pixel: this image is answered by zeros, the others as ever
+        if step == 30 and adapter._optimizer is not None:
+            for group in adapter._optimizer.param_groups:  # somebody turns the wrong knob
+                group["lr"] = 1.0
+        accuracy = (adapter(x).argmax(dim=1) == y).float().mean()
+        if step in (9, 29, 33, 34, 59):
+            print(f"batch {step}: {accuracy:.0%} right, {adapter.health.state}")
+
+print(adapter.health)
+
+# What holds up best on bad streams, for any method:
+safe = trueup.adapt(model, "tsd", preset="safe")
+single = torch.cat([safe(images(1, seed=1000 + i, shift=1.0)[0]) for i in range(100)])
+labels = torch.cat([images(1, seed=1000 + i, shift=1.0)[1] for i in range(100)])
+print(f"one image at a time: {(single.argmax(dim=1) == labels).float().mean():.0%} right")
