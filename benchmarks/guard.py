@@ -17,7 +17,7 @@ import torchvision
 from measure import write
 
 import trueup
-from trueup.core import guard as module
+from trueup.core import watch as module
 from trueup.core.anchor import source_logits
 
 CASES = [("tent", "norm"), ("tsd", "all")]

@@ -97,8 +97,8 @@ MUTANTS = [
     (
         "flow: fails under inference_mode",
         "core/adapter.py",
-        "with torch.inference_mode(False):\n            if self._watch is None:",
-        "with torch.no_grad():\n            if self._watch is None:",
+        "with torch.inference_mode(False):\n            x = self._checked",
+        "with torch.no_grad():\n            x = self._checked",
     ),
     (
         "flow: NaN pixels are taken",

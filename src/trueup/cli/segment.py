@@ -27,12 +27,8 @@ def segment(
         ..., "--images", "-i", help="A folder of NIfTI, MetaImage, NRRD, PNG, JPEG, TIFF or BMP files, also in folders."
     ),
     out: str = typer.Option(..., "--out", "-o", help="The folder for masks, which are named as the images are."),
-    model: str = typer.Option(
-        None, "--model", help="A checkpoint of `trueup train`, instead of --weights to --multilabel."
-    ),
-    arch: str = typer.Option(
-        None, "--arch", help="A network of others: smp:unet/resnet34, …; your own module:function, also with --model."
-    ),
+    model: str = typer.Option(None, "--model", help="A checkpoint of `trueup train`, for --weights to --multilabel."),
+    arch: str = typer.Option(None, "--arch", help="smp:unet/resnet34, …; your own module:function also with --model."),
     weights: str = typer.Option(None, "--weights", "-w", help="Its state dict: a .safetensors or torch.save file."),
     classes: int = typer.Option(None, "--classes", min=1, help="Its outputs: classes with the background, or labels."),
     size: int = typer.Option(None, "--size", min=8, help="Side in pixels of what it sees; 256 if left out."),

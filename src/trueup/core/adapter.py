@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
 from trueup.core.describe import describe
-from trueup.core.guard import Guard, Health, Watch
+from trueup.core.guard import Guard, Health
 from trueup.core.inputs import check_input, check_logits
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
@@ -27,6 +27,7 @@ from trueup.core.registry import suited
 from trueup.core.robust import LEAST
 from trueup.core.snapshot import capture, restore
 from trueup.core.split import HeadNotFoundError, Output, SplitModel, as_logits, find_head, run
+from trueup.core.watch import Watch
 
 log = logging.getLogger("trueup")
 
@@ -60,17 +61,15 @@ class Adapter(nn.Module):
         self.method, self.multilabel, self._given = method, multilabel, given
         self._watch = None if guard is None else Watch(guard)
         self._keeper: Keeper | None = None
-        self.task: str | None = None
         self._hooks: Method | PerLabel = method
-        self.training = False
+        self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm).eval()
-        self.net.multilabel = multilabel
+        self.net.multilabel, self.training = multilabel, False
         self.state = nn.Module()
         self.batches = self.updates = 0
-        self._head = head
+        self._head, self._digest = head, ""
         self._built = self._prepared = False
         self._warned: set[str] = set()
-        self._digest = ""
         self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
         self._random = RandomStream(seed)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -88,13 +87,11 @@ class Adapter(nn.Module):
         With a guard a row that holds NaN, infinite or huge values is answered by zeros, and disturbs no other.
         """
         with torch.inference_mode(False):
-            if self._watch is None:
-                answers = self._answer(self._checked(x))
-            else:
-                answers = self._watch.answer(self, self._checked(x, rows=False))
+            x = self._checked(x, rows=self._watch is None)
+            answers = self._answer(x) if self._watch is None else self._watch.answer(self, x)
             if self._keeper is not None:
                 self._keeper.tick(self)
-            return answers
+        return answers
 
     __call__: Callable[..., Tensor]
 
@@ -128,7 +125,8 @@ class Adapter(nn.Module):
             with torch.enable_grad(), net.learning(), net.normalizing():
                 again |= self._learn(x, method.forward(net, x, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            net.settle()
+            if learns:
+                net.settle()
             answer = method.predict(net, first, self.state).detach()
         self.batches += 1
         if again:
@@ -150,6 +148,8 @@ class Adapter(nn.Module):
                     out = method.forward(net, x, state)
             with exact():
                 self._update(out)
+            if self._watch is not None and self._watch.frozen:
+                break  # the step went wrong and was taken back
             with exact(), torch.no_grad():
                 again |= method.after(net, out, state) == "reset"
         return again
@@ -171,13 +171,15 @@ class Adapter(nn.Module):
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
         if not bool(size.isfinite()):
             log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
+            if self._watch is not None:
+                self._watch.stuck(self)
         elif self._watch is None or not self._watch.refuses(self, float(loss.detach()), float(size)):
             optimizer.step()
             torch.clear_autocast_cache()  # it holds copies of the weights as they were
             self.updates += 1
+            if self._watch is not None:
+                self._watch.stepped(self)
         optimizer.zero_grad(set_to_none=True)
-        if self._watch is not None:
-            self._watch.stepped(self)
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
@@ -304,9 +306,9 @@ class Adapter(nn.Module):
         """
         keeper = Keeper(Path(folder), every, keep)
         with torch.inference_mode(False):
-            resumed = keeper.resume(self)
+            seen = self.batches if keeper.resume(self) else 0
         self._keeper = keeper
-        return self.batches if resumed else 0
+        return seen
 
     # A good citizen
 
@@ -336,6 +338,8 @@ class Adapter(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.net._apply(fn)  # type: ignore[no-untyped-call]
         self._source = {name: fn(t) for name, t in self._source.items()}
+        if self._watch is not None:
+            self._watch.move(fn)
         self._digest = ""
         for module in (self.state, *self._fresh):
             move_state(module, fn)
@@ -343,5 +347,4 @@ class Adapter(nn.Module):
             self._optimizer.load_state_dict(self._optimizer.state_dict())
         return self
 
-    def __repr__(self) -> str:
-        return describe(self)
+    __repr__ = describe

@@ -40,16 +40,12 @@ def check_logits(logits: Tensor, *, multilabel: bool) -> None:
 def bad_rows(x: Tensor, times: float, usual: float) -> tuple[Tensor, float]:
     """Which rows must not enter, and the usual size of a row's largest value, with this batch.
 
-    Bad are values that are not finite or beyond 1e12, and those `times` beyond the usual.
+    Bad are values that are not finite or beyond 1e12, and those `times` beyond the usual. That never falls: dark images
+    must not make bright ones look huge. Before anything is usual, the smallest row is; nothing below 1 counts.
     """
     sizes = x.detach().abs().flatten(1).amax(dim=1).double()
     bad = ~(sizes <= LARGEST)
+    reference = usual or min(sizes[~bad].tolist(), default=0.0)
+    bad |= sizes > times * max(1.0, reference)
     fine = sizes[~bad]
-    reference = usual or (float(fine.median()) if len(fine) else 0.0)
-    if reference > 0:
-        bad |= sizes > times * reference
-    fine = sizes[~bad]
-    if len(fine):
-        now = float(fine.median())
-        usual = now if usual == 0 else usual + 0.1 * (now - usual)
-    return bad, usual
+    return bad, max(usual, float(fine.median())) if len(fine) else usual

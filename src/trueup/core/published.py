@@ -77,6 +77,11 @@ class Asr(Rule):
     keep: float = 0.5
     slope: float = 20.0
 
+    def __post_init__(self) -> None:
+        for name in ("start", "momentum", "keep"):
+            in_range(name, getattr(self, name), 0, 1)
+        in_range("slope", self.slope, 0)
+
     def init(self, classes: int) -> nn.Module:
         """The running mean."""
         return buffers(mean=torch.full((1,), math.log(max(1.0, self.start * classes))))

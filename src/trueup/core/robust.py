@@ -50,7 +50,7 @@ class Robust(nn.Module):
         rate = 1 - (1 - RATE) ** total
         new = [self._moved(i, layer, rows, weights / total, rate) for i, layer in enumerate(_layers(model))]
         if not all(bool(t.isfinite().all()) for moments in new for t in moments):
-            raise ValueError("the batch's normalisation statistics are not finite: its values are too large")
+            return
         for layer, (mean, variance) in zip(_layers(model), new, strict=True):
             assert layer.running_mean is not None
             assert layer.running_var is not None
@@ -81,6 +81,8 @@ class Robust(nn.Module):
         mean, variance = (t.to(self.shares) for t in rows[layer])
         means = torch.stack([old[0].to(mean), self.get_buffer(f"mean{i}").to(mean), *mean.unbind()])
         variances = torch.stack([old[1].to(mean), self.get_buffer(f"variance{i}").to(mean), *variance.unbind()])
+        if len(weights) != len(mean):  # a model that makes several rows of an image, or folds its frames into the batch
+            weights = mean.new_full((len(mean),), 1 / len(mean))
         parts = torch.cat([torch.stack([1 - rate, rate * ANCHOR]), rate * (1 - ANCHOR) * weights]).unsqueeze(1)
         middle = (parts * means).sum(dim=0)
         return middle, (parts * (variances + (means - middle).square())).sum(dim=0)
@@ -97,7 +99,8 @@ def watching(model: nn.Module) -> Iterator[Rows]:
 
     def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, _BatchNorm)
-        x = args[0].detach().flatten(2) if args[0].ndim > 2 else args[0].detach().unsqueeze(2)
+        x = args[0].detach().to(torch.promote_types(args[0].dtype, torch.float32))
+        x = x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
         variance, mean = torch.var_mean(x, dim=2, correction=0)
         rows[layer] = (mean, variance)
 

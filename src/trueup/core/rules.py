@@ -18,6 +18,7 @@ from trueup.core.method import in_range, whole
 
 Kind = Literal["check", "suspect", "rollback", "fallback", "reset", "pull", "restore", "part"]
 MANY = 64  # images that a comparison with the source needs
+LITTLE = 0.1  # a difference of entropies that means nothing
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Signs:
     """(N, C): of each image, the mean over its pixels or labels where it has several."""
     classes: Tensor
     """(N, ...): predicted."""
+    named: Tensor
+    """(C,): how many images are said to be of each class, or parts of them where each pixel has one."""
     mean_logits: Tensor
     """(C,): of the batch."""
     entropy: float
@@ -64,7 +67,9 @@ def signs(logits: Tensor, *, multilabel: bool = False, **step: Any) -> Signs:
     entropy = -(p * log_p).sum(dim=1).mean() / math.log(logits.shape[1])
     flat = p.flatten(2).mean(dim=2) if p.ndim > 2 else p
     middle = logits.transpose(0, 1).flatten(1).mean(dim=1)
-    return Signs(flat.cpu(), logits.argmax(dim=1), middle.cpu(), float(entropy), **step)
+    classes = logits.argmax(dim=1)
+    named = classes.flatten().bincount(minlength=logits.shape[1]) * (len(classes) / classes.numel())
+    return Signs(flat.cpu(), classes, named.cpu(), middle.cpu(), float(entropy), **step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +106,11 @@ def diversity(probs: Tensor) -> float:
     return float(-(p * p.clamp(min=1e-12).log()).sum())
 
 
+def sees(counts: Tensor, part: float) -> bool:
+    """Whether a model sees more than one class: this part of the others, or of the images where those are fewer."""
+    return math.exp(diversity(counts)) >= 1 + part * (min(len(counts), float(counts.sum())) - 1)
+
+
 def fade(mean: Tensor, value: Tensor, n: int, memory: float) -> None:
     """A running sum in which an image counts e times less after each `memory` images."""
     mean.mul_(math.exp(-n / memory)).add_(value)
@@ -111,33 +121,32 @@ class Diversity(Rule):
     """The entropy of the mean prediction against the frozen source's on the same images.
 
     A collapsed model says one class of everything, where the source sees several; a stream that really has few classes
-    shows few to both. Far more classes than the source sees are a sign, too: of statistics of too few images.
+    shows few to both. There a model that is better than the source shows even fewer, so the limits are halved where
+    the source sees less than half of the classes.
     """
 
     suspect: float = 0.65
     rollback: float = 0.35
-    scatter: float = 1.45
     memory: float = 128.0
     """Images after which one counts e times less."""
     blind: float = 0.9
     """A source whose entropy is above this part of the greatest knows nothing to compare with."""
-    sure: float = 0.4
-    """A source that sees few classes is believed only if its entropy is below this part of the greatest."""
 
     def __post_init__(self) -> None:
+        in_range("suspect", self.suspect, 0)
         in_range("rollback", self.rollback, 0, self.suspect)
-        in_range("scatter", self.scatter, 1)
+        in_range("memory", self.memory, 1)
         in_range("blind", self.blind, 0, 1)
-        in_range("sure", self.sure, 0, 1)
 
     def init(self, classes: int) -> nn.Module:
-        """Sums of predictions of both, and how many they are."""
+        """Sums of predictions of both, of probabilities and of classes, and how many they are."""
         zero = torch.zeros(classes)
-        return buffers(free=zero, usual=torch.zeros(1), ours=zero.clone(), theirs=zero.clone(), count=torch.zeros(1))
+        both = {name: zero.clone() for name in ("ours", "theirs", "said", "heard")}
+        return buffers(free=zero, usual=torch.zeros(1), count=torch.zeros(1), **both)
 
     def restart(self, state: Any) -> None:
         """Compare anew."""
-        for name in ("ours", "theirs", "count"):
+        for name in ("ours", "theirs", "said", "heard", "count"):
             getattr(state, name).zero_()
 
     def after(self, signs: Signs, state: Any, numbers: dict[str, float]) -> Action | None:
@@ -156,6 +165,8 @@ class Diversity(Rule):
         assert signs.source is not None
         fade(state.ours, signs.probs.sum(dim=0), n, self.memory)
         fade(state.theirs, signs.source.probs.sum(dim=0), n, self.memory)
+        fade(state.said, signs.named, n, self.memory)
+        fade(state.heard, signs.source.named, n, self.memory)
         state.count.add_(n)
         ours, theirs = diversity(state.ours), diversity(state.theirs)
         ratio = ours / max(theirs, 1e-3)
@@ -163,12 +174,12 @@ class Diversity(Rule):
         if float(state.count) < MANY or signs.source.entropy > self.blind:
             return None
         seen = f"predicts {math.exp(ours):.1f} classes where the source sees {math.exp(theirs):.1f}"
+        if diversity(state.heard) - diversity(state.said) < LITTLE:  # they name as many classes, more or less surely
+            return None
+        ratio *= 1 if sees(state.theirs, 0.5) else 2
         if ratio < self.rollback:
             return Action("rollback", seen)
-        if ratio < self.suspect:
-            return Action("suspect", seen)
-        scattered = ratio > self.scatter and signs.source.entropy < self.sure
-        return Action("fallback", seen) if scattered else None
+        return Action("suspect", seen) if ratio < self.suspect else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,16 +189,17 @@ class Agreement(Rule):
     It counts only where the source itself sees many classes: one that a hard shift has broken is no measure.
     """
 
-    suspect: float = 0.06
+    suspect: float = 0.05
     rollback: float = 0.02
     memory: float = 128.0
     """Images after which one counts e times less."""
-    sees: float = 0.5
-    """Part of the classes, or of the images that count, that the source must see."""
+    sees: float = 0.4
+    """Part of the classes beyond the first, or of the images that count, that the source must see."""
 
     def __post_init__(self) -> None:
         in_range("suspect", self.suspect, 0, 1)
         in_range("rollback", self.rollback, 0, self.suspect)
+        in_range("memory", self.memory, 1)
         in_range("sees", self.sees, 0, 1)
 
     def init(self, classes: int) -> nn.Module:
@@ -204,18 +216,16 @@ class Agreement(Rule):
         """Where the batch was compared."""
         if signs.source is None:
             return None
-        n, ours, theirs = len(signs.classes), signs.classes.flatten(), signs.source.classes.flatten()
-        part = n / len(ours)  # of an image, where each of its pixels has a class
-        fade(state.same, part * (ours == theirs).sum().cpu(), n, self.memory)
-        for name, classes in (("ours", ours), ("theirs", theirs)):
-            fade(getattr(state, name), part * classes.bincount(minlength=len(state.ours)).cpu(), n, self.memory)
+        n = len(signs.classes)
+        fade(state.same, n * (signs.classes == signs.source.classes).float().mean().cpu(), n, self.memory)
+        fade(state.ours, signs.named, n, self.memory)
+        fade(state.theirs, signs.source.named, n, self.memory)
         state.count.add_(n)
         total = float(state.ours.sum())
         same, chance = float(state.same) / total, float((state.ours * state.theirs).sum()) / total**2
         kappa = (same - chance) / max(1 - chance, 1e-6)
         numbers["flip_rate"], numbers["agreement"] = 1 - same, kappa
-        enough = self.sees * min(len(state.ours), total)
-        if float(state.count) < 2 * MANY or math.exp(diversity(state.theirs)) < enough:
+        if float(state.count) < 2 * MANY or not sees(state.theirs, self.sees):
             return None
         said = f"agrees with the source on {same:.0%} of the images, by chance it would on {chance:.0%}"
         if kappa < self.rollback:
@@ -230,6 +240,10 @@ class Concentration(Rule):
     fall: float = 0.5
     """Part of its running mean below which it has fallen."""
     momentum: float = 0.05
+
+    def __post_init__(self) -> None:
+        in_range("fall", self.fall, 0, 1)
+        in_range("momentum", self.momentum, 0, 1)
 
     def init(self, classes: int) -> nn.Module:
         """The running mean."""
@@ -254,6 +268,7 @@ class Spike(Rule):
 
     def __post_init__(self) -> None:
         in_range("deviations", self.deviations, 0)
+        whole("least", self.least, 1)
         whole("history", self.history, self.least)
 
     def init(self, classes: int) -> nn.Module:

@@ -81,6 +81,7 @@ class SplitModel(nn.Module):
 
     def restart(self) -> None:
         """Forget what the policy of normalisation remembers; the model must be at its source."""
+        self._pending = None
         if self.norm == "robust":
             self.policy = Robust(self.model, None if self.dense or self.multilabel else self.channels)
 
@@ -112,9 +113,9 @@ class SplitModel(nn.Module):
 
     def settle(self) -> None:
         """Let robust estimates learn from the last pass; not before its gradient is known, which depends on them."""
-        if isinstance(self.policy, Robust) and self._pending is not None:
-            self.policy.learn(self.model, *self._pending)
-        self._pending = None
+        pending, self._pending = self._pending, None
+        if isinstance(self.policy, Robust) and pending is not None:
+            self.policy.learn(self.model, *pending)
 
     def _pass(self, x: Tensor, *, update: bool) -> Output:
         calls: list[tuple[Tensor, Tensor]] = []

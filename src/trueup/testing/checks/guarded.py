@@ -35,7 +35,7 @@ def guarded_reset_and_resume(case: Case) -> None:
 
 @check
 def bad_rows_disturb_nobody(case: Case) -> None:
-    """A guarded adapter answers rows with NaN, infinite or huge values by zeros, the others as if those were not there."""
+    """A guarded adapter answers rows with NaN, infinite or huge values by zeros, the others as if alone."""
     xs = case.stream(4)
     adapter, twin = case.adapter(guard=True), case.adapter(guard=True)
     for i, x in enumerate(xs):
