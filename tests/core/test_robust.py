@@ -6,13 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.robust import ANCHOR, LEAST, RATE
+from trueup.core.robust import ANCHOR, LEAST, RATE, usual, watching
 from trueup.testing import convnet, images, patchnet, scenes, segnet
 from trueup.testing.case import difference, frozen_tensors, play, same
 
@@ -321,3 +322,61 @@ def test_episodic(method: str) -> None:
         answer = adapter(x)
         assert torch.equal(answer, trueup.adapt(convnet(), method, norm="robust")(x))
         assert set(difference(fresh, adapter)) <= {"random/cpu"}  # at its seed, or not begun: the same
+
+
+# Images that are set aside
+
+
+def far_by_hand(rows: dict[nn.Module, tuple[Tensor, Tensor]]) -> list[bool]:
+    """The rule written out, image by image."""
+    near = [True] * len(next(iter(rows.values()))[0])
+    for mean, variance in rows.values():
+        mean, variance = mean.double().numpy(), variance.double().numpy()
+        spread = variance.mean(axis=0) + 1e-5
+        middle = np.sort(mean, axis=0)[(len(mean) - 1) // 2]  # torch takes the lower of two in the middle
+        scores = [
+            [float(np.mean(np.abs(m - middle) / np.sqrt(spread))) for m in mean],
+            [float(np.mean(np.abs(np.log((v + 1e-5) / spread)))) for v in variance],
+        ]
+        for score in scores:
+            median = sorted(score)[(len(score) - 1) // 2]
+            deviation = sorted(abs(s - median) for s in score)[(len(score) - 1) // 2]
+            near = [n and s - median <= 9 * max(deviation, 0.01) for n, s in zip(near, score, strict=True)]
+    return near
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_set_aside(seed: int) -> None:
+    model = convnet()
+    x = images(24, seed=300 + seed, shift=1.0)[0]
+    x[[2, 9]] *= 30
+    x[5] += 20
+    with torch.no_grad(), watching(model) as rows:
+        model(x)
+    found = usual(rows, len(x)).tolist()
+    assert found == far_by_hand(rows)
+    assert not any(found[i] for i in (2, 5, 9))
+    assert sum(found) >= len(x) - 4
+    with torch.no_grad(), watching(model) as rows:
+        model(x[:15])
+    assert usual(rows, 15).all()  # too few to tell
+
+
+@pytest.mark.parametrize("method", ["bn", "tent", "tsd"])
+def test_nothing_is_learnt_from_what_is_set_aside(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a twin that never sees it, and that sets nothing aside itself."""
+    adapter, twin = (trueup.adapt(convnet(), method, norm="robust", example=XS[0]) for _ in range(2))
+    for i in range(3):
+        x = images(24, seed=310 + i, shift=1.0)[0]
+        x[[2, 9]] *= 30
+        with torch.no_grad(), watching(twin.net.model) as rows:
+            twin.net.model(x)
+        fit = usual(rows, len(x))
+        answer = adapter(x)
+        with monkeypatch.context() as patch:
+            for module in (trueup.core.robust, trueup.core.split):
+                patch.setattr(module, "usual", lambda rows, n: torch.ones(n, dtype=torch.bool))
+            torch.testing.assert_close(answer[fit], twin(x[fit]), rtol=1e-5, atol=1e-5)
+    ours, theirs = (dict(a.net.state_dict()) for a in (adapter, twin))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)

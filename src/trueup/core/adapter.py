@@ -114,16 +114,16 @@ class Adapter(nn.Module):
         method, net = self._hooks, self.net
         again, learns = self.method.episodic, self._watch is None or not self._watch.frozen
         # Robust statistics answer; learning is a second pass, with the statistics of a batch that has enough images.
-        twice = self._optimizer is not None and net.policy_has_layers
+        twice = self._optimizer is not None and net.twice
         # The policy holds until after backward, for models that recompute their activations there.
         with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing():
             with nullcontext() if learns else net.reading():
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
-        if learns and twice and len(x) >= LEAST:
+        if learns and twice and len(fit := x[net.usual_rows()]) >= LEAST:
             with torch.enable_grad(), net.learning(), net.normalizing():
-                again |= self._learn(x, method.forward(net, x, self.state))
+                again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
                 net.settle()

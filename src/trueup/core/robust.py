@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 RATE = 0.1 / 64  # how far one image moves the estimates: 64 of them as far as a batch moves those of "ema"
 ANCHOR = 0.1  # the source's part in what the estimates move to
 LEAST = 16  # images that a batch needs to be learnt from with statistics of its own
+FAR = 9.0  # median absolute deviations from the others
 MEMORY = 64  # images over which the shares of classes are reckoned
 Moments = tuple[Tensor, Tensor]  # of each image (N, C): mean and biased variance per channel
 Rows = dict[_BatchNorm, Moments]
@@ -44,7 +45,12 @@ class Robust(nn.Module):
 
     @torch.no_grad()
     def learn(self, model: nn.Module, rows: Rows, logits: Tensor) -> None:
-        """Move the estimates to the images of a batch; nothing moves where a value is not finite."""
+        """Move the estimates to the usual images of a batch; nothing moves where a value is not finite."""
+        fit, n = usual(rows, len(logits)), len(logits)
+        if not bool(fit.any()):
+            return
+        rows = {layer: (m[fit], v[fit]) if len(m) == n else (m, v) for layer, (m, v) in rows.items()}
+        logits = logits[fit]
         weights = self._weights(logits)
         total = weights.sum()
         rate = 1 - (1 - RATE) ** total
@@ -86,6 +92,27 @@ class Robust(nn.Module):
         parts = torch.cat([torch.stack([1 - rate, rate * ANCHOR]), rate * (1 - ANCHOR) * weights]).unsqueeze(1)
         middle = (parts * means).sum(dim=0)
         return middle, (parts * (variances + (means - middle).square())).sum(dim=0)
+
+
+@torch.no_grad()
+def usual(rows: Rows, n: int) -> Tensor:
+    """Which of n images are like the others in what the layers see of them; all, where they are too few to tell.
+
+    An image is set aside if in any layer its mean activations, or its variances, are farther from those of the batch
+    than its median by 9 median absolute deviations: images crafted to move the statistics of others have to be.
+    """
+    layers = [moments for moments in rows.values() if len(moments[0]) == n]
+    device = next(iter(rows.values()))[0].device if rows else torch.device("cpu")
+    if n < LEAST or not layers:
+        return torch.ones(n, dtype=torch.bool, device=device)
+    away = []
+    for mean, variance in layers:
+        middle, spread = mean.median(dim=0).values, variance.mean(dim=0) + 1e-5
+        away.append(((mean - middle).abs() / spread.sqrt()).mean(dim=1))
+        away.append(((variance + 1e-5) / spread).log().abs().mean(dim=1))
+    scores = torch.stack(away)
+    above = scores - scores.median(dim=1, keepdim=True).values
+    return (above <= FAR * above.abs().median(dim=1, keepdim=True).values.clamp(min=0.01)).all(dim=0)
 
 
 def _layers(model: nn.Module) -> list[_BatchNorm]:

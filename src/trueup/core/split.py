@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.robust import Robust, Rows, watching
+from trueup.core.robust import Robust, Rows, usual, watching
 from trueup.core.statistics import normalizing
 
 HEADS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -68,7 +68,7 @@ class SplitModel(nn.Module):
         self.head: str | None = None
         self.channels = 0
         self.label: int | None = None
-        self.dense = self.multilabel = False
+        self.dense = self.multilabel = self.twice = False
         self.selected: dict[str, nn.Parameter] = {}
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
@@ -84,6 +84,7 @@ class SplitModel(nn.Module):
         self._pending = None
         if self.norm == "robust":
             self.policy = Robust(self.model, None if self.dense or self.multilabel else self.channels)
+            self.twice = self.policy.layers > 0
 
     @property
     def fewest(self) -> int:
@@ -110,6 +111,12 @@ class SplitModel(nn.Module):
             out = self._pass(x, update=update)
         self._pending = (rows, out.logits.detach())
         return out
+
+    def usual_rows(self) -> Tensor:
+        """Which images of the last pass robust estimates may learn from."""
+        assert self._pending is not None
+        rows, logits = self._pending
+        return usual(rows, len(logits))
 
     def settle(self) -> None:
         """Let robust estimates learn from the last pass; not before its gradient is known, which depends on them."""
@@ -151,11 +158,6 @@ class SplitModel(nn.Module):
     def normalizing(self) -> AbstractContextManager[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
         return normalizing(self.model, self.norm, update=False, fewest=self.fewest)
-
-    @property
-    def policy_has_layers(self) -> bool:
-        """Whether robust estimates are kept of any layer."""
-        return isinstance(self.policy, Robust) and self.policy.layers > 0
 
     @contextmanager
     def learning(self) -> Iterator[None]:
