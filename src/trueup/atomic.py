@@ -22,3 +22,18 @@ def put(path: Path, blob: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def alive(process: int) -> bool:
+    """Whether another process has this number; where one cannot ask without doing harm, it counts as alive."""
+    if process == os.getpid():
+        return False
+    if os.name == "nt":  # there, signal 0 does not only ask
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

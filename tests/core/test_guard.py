@@ -302,7 +302,7 @@ def test_every_event_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> Non
         lines = [r for r in caplog.records if event.reason in r.message and event.name in r.message]
         assert lines, event
         assert {r.levelno for r in lines} == {
-            logging.WARNING if event.name in ("rollback", "fallback") else logging.INFO
+            logging.WARNING if event.name in ("rollback", "fallback", "quarantined") else logging.INFO
         }
 
 
@@ -336,3 +336,34 @@ def test_who_is_told_stays_the_same_after_loading(tmp_path: Path) -> None:
     play(copy.deepcopy(later), XS[2:4])
     play(later, XS[2:4])
     assert owner.heard == 2
+
+
+def test_a_sign_in_probation_does_not_end_it() -> None:
+    script = {2: "rollback", 8: "suspect"}
+    adapter = scripted(script, window=64)
+    seen = states(adapter, XS[:20])
+    after = seen[seen.index("suspect") :]
+    assert next(state for state in after if state != "suspect") == "probation"
+
+
+def test_alternating_signs_are_no_clearance() -> None:
+    adapter = scripted(dict.fromkeys(range(1, 20, 2), "suspect"), window=128)
+    assert "rolled back" in states(adapter, XS[:10])
+
+
+def test_who_is_told_cannot_stop_an_answer() -> None:
+    def fails(event: Event) -> None:
+        raise RuntimeError("pager down")
+
+    adapter = scripted({1: "rollback"}, notify=fails)
+    assert all(answer.isfinite().all() for answer in play(adapter, XS[:3]))
+    assert adapter.health.events["rollback"] == 1
+
+
+def test_what_is_answered_is_what_is_watched() -> None:
+    """LAME and T3A answer something else than the model's logits."""
+    for method in ("lame", "t3a"):
+        adapter = trueup.adapt(convnet(), method, guard=Guard(compare=1))
+        with torch.no_grad():
+            flips = [(adapter(x).argmax(dim=1) != convnet()(x).argmax(dim=1)).float().mean() for x in XS[:4]]
+        assert adapter.health.numbers["flip_rate"] == pytest.approx(float(torch.stack(flips).mean()), abs=0.05)

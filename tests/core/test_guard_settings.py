@@ -27,7 +27,7 @@ def test_guards_that_are_none_are_refused() -> None:
     for value in ([rules.Drift()], (rules.Drift,), rules.Drift(), ("sar",)):
         with pytest.raises(TypeError, match="rules must be a tuple of rules"):
             Guard(rules=value)
-    for guard in (1, "safe", None, rules.RULES):
+    for guard in (1, "safe", rules.RULES):
         with pytest.raises(TypeError, match="guard must be True, False or a Guard"):
             trueup.adapt(convnet(), "tent", guard=guard)
     with pytest.raises(ValueError, match=r"no preset is called 'save'\. There are: safe"):

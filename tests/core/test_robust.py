@@ -32,10 +32,20 @@ def rows_of(activations: Tensor) -> list[Moments]:
     return rows
 
 
+def clipped(row: Moments, old: Moments) -> Moments:
+    """No mean farther than four deviations of what was, no variance above sixteen times it."""
+    usual = math.fsum(old[1]) / len(old[1])
+    spread = [max(v, usual) for v in old[1]]
+    near = [(m - 4 * math.sqrt(s), m + 4 * math.sqrt(s)) for m, s in zip(old[0], spread, strict=True)]
+    means = [min(max(m, low), high) for m, (low, high) in zip(row[0], near, strict=True)]
+    return means, [min(v, 16 * s) for v, s in zip(row[1], spread, strict=True)]
+
+
 def moved(old: Moments, source: Moments, rows: list[Moments], weights: list[float]) -> Moments:
     """The mixture of what was, the source and the images: its mean, and its variance by the law of total variance."""
     total = math.fsum(weights)
     rate = 1 - (1 - RATE) ** total
+    rows = [clipped(row, old) for row in rows]
     parts = [(1 - rate, *old), (rate * ANCHOR, *source)]
     parts += [(rate * (1 - ANCHOR) * w / total, *row) for w, row in zip(weights, rows, strict=True)]
     means, variances = [], []
@@ -380,3 +390,18 @@ def test_nothing_is_learnt_from_what_is_set_aside(method: str, monkeypatch: pyte
     ours, theirs = (dict(a.net.state_dict()) for a in (adapter, twin))
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 8, 15])
+@pytest.mark.parametrize("times", [15, 150, 900])
+def test_one_glaring_image_does_not_swamp_the_estimates(n: int, times: float) -> None:
+    """Too few images to set it aside, too dim to be kept out: it pulls no harder than any other may."""
+    adapter, right = trueup.adapt(convnet(), "tent", preset="safe"), []
+    for i in range(20 + 120 // n):
+        x, y = images(n, seed=900 + i, shift=1.0)
+        if i == 20:
+            x[0] *= times
+        answer = adapter(x)
+        if i > 20:
+            right += (answer.argmax(dim=1) == y).tolist()
+    assert sum(right) / len(right) > 0.75

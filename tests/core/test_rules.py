@@ -96,7 +96,7 @@ ALL = [i % 6 for i in range(32)]
     [
         (ALL, None),
         ([i % 4 for i in range(32)], None),  # ln 4 / ln 6 = 0.77
-        ([i % 3 for i in range(32)], "suspect"),  # ln 3 / ln 6 = 0.61
+        ([3 + i % 3 for i in range(32)], "suspect"),  # ln 3 / ln 6 = 0.61
         ([0] * 16 + [1] * 16, "suspect"),  # 0.39
         ([0] * 32, "rollback"),
     ],

@@ -314,5 +314,5 @@ def checked(kind: type[S], values: Mapping[str, Any]) -> S:
 
 def _first(error: ValidationError, *group: str) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in (*group, *first["loc"]))
-    return f"{where}: {first['msg'].removeprefix('Value error, ')} (it is {first['input']!r})"
+    where, said = ".".join(str(part) for part in (*group, *first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"{where}: {said} (it is {first['input']!r})" if first["loc"] else said

@@ -19,7 +19,7 @@ def adapt(
     method: str | Method = "tsd",
     *,
     preset: str | None = None,
-    guard: bool | Guard = False,
+    guard: bool | Guard | None = None,
     head: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     example: Tensor | None = None,
@@ -42,14 +42,14 @@ def adapt(
     if preset is not None:
         if not isinstance(method, str):
             raise TypeError(f"a preset goes with the name of a method, not with {type(method).__name__}(...)")
-        hyper, guard = with_preset(preset, hyper), guard or True
+        hyper, guard = with_preset(preset, hyper), True if guard is None else guard
     if isinstance(method, str):
         method, given = make_method(method, hyper), hyper
     elif not isinstance(method, Method):
         raise TypeError(f"method must be a name or a Method, not {type(method).__name__}")
     elif hyper:
         raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
-    if not isinstance(guard, bool | Guard):
+    if not isinstance(guard, bool | Guard | None):
         raise TypeError(f"guard must be True, False or a Guard, not {type(guard).__name__}")
     watch = Guard() if guard is True else guard or None
     return Adapter(

@@ -121,7 +121,7 @@ class Adapter(nn.Module):
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
-        if learns and twice and len(fit := x[net.usual_rows()]) >= LEAST:
+        if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= LEAST:
             with torch.enable_grad(), net.learning(), net.normalizing():
                 again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -133,7 +133,7 @@ class Adapter(nn.Module):
             self._restart()
             self._random.restart()
             self.batches = self.updates = 0
-        return answer if self._watch is None else self._watch.after(self, x, first.logits, answer)
+        return answer if self._watch is None else self._watch.after(self, x, answer)
 
     def _learn(self, x: Tensor, out: Output) -> bool:
         """Observe, step, clean up; whether the method asks for a fresh start."""
@@ -328,7 +328,6 @@ class Adapter(nn.Module):
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         with torch.inference_mode(False):
             twin.__dict__ = copy.deepcopy(self.__dict__, memo)
-        twin._keeper = None  # two must not write to one folder
         return twin
 
     def train(self, mode: bool = True) -> Self:

@@ -41,11 +41,13 @@ def bad_rows(x: Tensor, times: float, usual: float) -> tuple[Tensor, float]:
     """Which rows must not enter, and the usual size of a row's largest value, with this batch.
 
     Bad are values that are not finite or beyond 1e12, and those `times` beyond the usual. That never falls: dark images
-    must not make bright ones look huge. Before anything is usual, the smallest row is; nothing below 1 counts.
+    must not make bright ones look huge. It rises tenfold at most. Before anything is usual, the rows' lower quarter is;
+    nothing below 1 counts.
     """
-    sizes = x.detach().abs().flatten(1).amax(dim=1).double()
+    sizes = x.detach().abs().flatten(1).amax(dim=1).float()
     bad = ~(sizes <= LARGEST)
-    reference = usual or min(sizes[~bad].tolist(), default=0.0)
-    bad |= sizes > times * max(1.0, reference)
-    fine = sizes[~bad]
-    return bad, max(usual, float(fine.median())) if len(fine) else usual
+    fine = sorted(sizes[~bad].tolist())
+    reference = max(1.0, usual or (fine[(len(fine) - 1) // 4] if fine else 0.0))
+    bad |= sizes > times * reference
+    fine = sorted(sizes[~bad].tolist())
+    return bad, max(usual, min(fine[(len(fine) - 1) // 2], 10 * reference)) if fine else usual

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trueup.atomic import alive
 from trueup.core import files
 from trueup.core.method import whole
 from trueup.core.snapshot import capture, restore
@@ -38,8 +38,12 @@ class Keeper:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             partial = _PARTIAL.fullmatch(path.name)
-            if partial and not _alive(int(partial[1])):
+            if partial and not alive(int(partial[1])):
                 path.unlink(missing_ok=True)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy of an adapter, by pickle or deepcopy, has none: two must not write to one folder."""
+        return type(None), ()
 
     def resume(self, adapter: Adapter) -> bool:
         """Take up the newest whole state, if there is one; a state of another model or method is an error."""
@@ -77,15 +81,3 @@ class Keeper:
         for old in [*states, path][: -self.keep]:
             old.unlink(missing_ok=True)
         return path
-
-
-def _alive(process: int) -> bool:
-    if process == os.getpid():
-        return False  # it is not writing just now
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -11,6 +11,6 @@ PRESETS: dict[str, dict[str, Any]] = {"safe": {"norm": "robust"}}
 
 def with_preset(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Hyper-parameters under a preset; what is given wins."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}. There are: {', '.join(PRESETS)}")
     return {**PRESETS[name], **given}

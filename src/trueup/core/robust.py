@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 RATE = 0.1 / 64  # how far one image moves the estimates: 64 of them as far as a batch moves those of "ema"
 ANCHOR = 0.1  # the source's part in what the estimates move to
 LEAST = 16  # images that a batch needs to be learnt from with statistics of its own
+REACH = 4.0  # deviations from the estimates that an image may pull at
 FAR = 9.0  # median absolute deviations from the others
 MEMORY = 64  # images over which the shares of classes are reckoned
 Moments = tuple[Tensor, Tensor]  # of each image (N, C): mean and biased variance per channel
@@ -84,7 +85,7 @@ class Robust(nn.Module):
         old = layer.running_mean, layer.running_var
         if layer not in rows:  # it did not run
             return old
-        mean, variance = (t.to(self.shares) for t in rows[layer])
+        mean, variance = _clipped(*(t.to(self.shares) for t in (*rows[layer], *old)))
         means = torch.stack([old[0].to(mean), self.get_buffer(f"mean{i}").to(mean), *mean.unbind()])
         variances = torch.stack([old[1].to(mean), self.get_buffer(f"variance{i}").to(mean), *variance.unbind()])
         if len(weights) != len(mean):  # a model that makes several rows of an image, or folds its frames into the batch
@@ -92,6 +93,13 @@ class Robust(nn.Module):
         parts = torch.cat([torch.stack([1 - rate, rate * ANCHOR]), rate * (1 - ANCHOR) * weights]).unsqueeze(1)
         middle = (parts * means).sum(dim=0)
         return middle, (parts * (variances + (means - middle).square())).sum(dim=0)
+
+
+def _clipped(mean: Tensor, variance: Tensor, middle: Tensor, spread: Tensor) -> Moments:
+    """Moments of images no farther from the estimates than REACH deviations: one glaring image must not swamp them."""
+    spread = spread.clamp(min=float(spread.mean()))  # a channel that was hardly used may well come to be
+    reach = REACH * spread.sqrt()
+    return mean.clamp(middle - reach, middle + reach), variance.clamp(max=REACH**2 * spread)
 
 
 @torch.no_grad()

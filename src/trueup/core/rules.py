@@ -18,7 +18,7 @@ from trueup.core.method import in_range, whole
 
 Kind = Literal["check", "suspect", "rollback", "fallback", "reset", "pull", "restore", "part"]
 MANY = 64  # images that a comparison with the source needs
-LITTLE = 0.1  # a difference of entropies that means nothing
+LITTLE = 0.02  # a difference of entropies that means nothing
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class Diversity(Rule):
         """Sums of predictions of both, of probabilities and of classes, and how many they are."""
         zero = torch.zeros(classes)
         both = {name: zero.clone() for name in ("ours", "theirs", "said", "heard")}
-        return buffers(free=zero, usual=torch.zeros(1), count=torch.zeros(1), **both)
+        return buffers(free=zero, usual=torch.zeros(1), count=torch.zeros(1), same=torch.zeros(1), **both)
 
     def restart(self, state: Any) -> None:
         """Compare anew."""
-        for name in ("ours", "theirs", "said", "heard", "count"):
+        for name in ("ours", "theirs", "said", "heard", "same", "count"):
             getattr(state, name).zero_()
 
     def after(self, signs: Signs, state: Any, numbers: dict[str, float]) -> Action | None:
@@ -167,6 +167,7 @@ class Diversity(Rule):
         fade(state.theirs, signs.source.probs.sum(dim=0), n, self.memory)
         fade(state.said, signs.named, n, self.memory)
         fade(state.heard, signs.source.named, n, self.memory)
+        fade(state.same, n * (signs.classes == signs.source.classes).float().mean().cpu(), n, self.memory)
         state.count.add_(n)
         ours, theirs = diversity(state.ours), diversity(state.theirs)
         ratio = ours / max(theirs, 1e-3)
@@ -175,6 +176,8 @@ class Diversity(Rule):
             return None
         seen = f"predicts {math.exp(ours):.1f} classes where the source sees {math.exp(theirs):.1f}"
         if diversity(state.heard) - diversity(state.said) < LITTLE:  # they name as many classes, more or less surely
+            return None
+        if signs.classes.ndim == 1 and float(state.same) > 0.5 * float(state.said.sum()):  # mostly they agree
             return None
         ratio *= 1 if sees(state.theirs, 0.5) else 2
         if ratio < self.rollback:

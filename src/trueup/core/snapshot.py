@@ -115,10 +115,9 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
         adapter.net.policy.load_state_dict(parts["policy"])
         _assign_optimizer(adapter, parts["optimizer"], header["optimizer"])
         if adapter._watch is not None:
-            adapter._watch.marks = header["watch"]["marks"]
-            adapter._watch.load(adapter, parts["watch"])
+            adapter._watch.load(adapter, header["watch"]["marks"], parts["watch"])
             kept = enumerate(header["watch"]["kept"])
-            adapter._watch.kept = [_to_moment(adapter, parts[f"kept{i}"], scalars) for i, scalars in kept]
+            adapter._watch.kept = [_to_moment(adapter, parts[f"kept{i}"], scalars, path) for i, scalars in kept]
     for device, state in parts["random"].items():
         torch.Generator(device).set_state(state)
     adapter._random.states = parts["random"]
@@ -248,11 +247,16 @@ def _of_moment(moment: Moment, source: dict[str, Tensor]) -> tuple[dict[str, Ten
     return named | {f"policy/{n}": t for n, t in moment.policy.items()}, scalars
 
 
-def _to_moment(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, Any]) -> Moment:
+def _to_moment(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, Any], path: str | Path) -> Moment:
     parts: dict[str, dict[str, Tensor]] = {"net": {}, "state": {}, "policy": {}, "optimizer": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = tensor
+    _fits("net", adapter._watched(), parts["net"], path, whole=False)
+    _fits("state", _tensors(adapter._fresh[0]), parts["state"], path, whole=True)
+    _fits("policy", adapter.net.policy.state_dict(), parts["policy"], path, whole=True)
+    if not all(bool(t.isfinite().all()) for t in parts["net"].values() if t.is_floating_point()):
+        raise ValueError(f"{path} does not fit: a state to go back to is not finite")
     net = {name: parts["net"].get(name, t).to(t.device, copy=True) for name, t in adapter._source.items()}
     state = copy.deepcopy(adapter._fresh[0])
     _assign(state, parts["state"])

@@ -112,11 +112,9 @@ class SplitModel(nn.Module):
         self._pending = (rows, out.logits.detach())
         return out
 
-    def usual_rows(self) -> Tensor:
-        """Which images of the last pass robust estimates may learn from."""
-        assert self._pending is not None
-        rows, logits = self._pending
-        return usual(rows, len(logits))
+    def usual_rows(self, n: int) -> Tensor:
+        """Which of the n images of the last pass robust estimates may learn from."""
+        return usual(self._pending[0] if self._pending is not None else {}, n)
 
     def settle(self) -> None:
         """Let robust estimates learn from the last pass; not before its gradient is known, which depends on them."""

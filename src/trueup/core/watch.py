@@ -51,13 +51,20 @@ class Watch:
         self.marks = {
             "state": "healthy", "reason": "", "images": 0, "batches": 0, "since": 0, "good": 0, "until": 0,
             "checking": self.guard.window, "cooldown": self.guard.window, "last": 0,
-            "usual": 0.0, "refused": 0, "stuck": 0,
+            "before": "healthy", "usual": 0.0, "refused": 0, "stuck": 0, "shapes": [],
             "numbers": {}, "events": dict.fromkeys(EVENTS, 0), "quarantined": [],
         }  # fmt: skip
 
-    def load(self, adapter: Adapter, memory: dict[str, Tensor]) -> None:
-        """What the rules remember, from a file."""
-        self.memory = nn.ModuleList()
+    def load(self, adapter: Adapter, marks: dict[str, Any], memory: dict[str, Tensor]) -> None:
+        """What was remembered, from a file."""
+        fresh = self.marks
+        fits = marks.keys() == fresh.keys() and marks["state"] in STATES and marks["before"] in STATES
+        fits = fits and all(
+            isinstance(marks[name], int | float if name == "usual" else type(fresh[name])) for name in fresh
+        )
+        if not fits or marks["events"].keys() != fresh["events"].keys():
+            raise ValueError("the guard's marks are none")
+        self.marks, self.memory = marks, nn.ModuleList()
         if memory:
             self._rules(adapter)
             self.memory.load_state_dict(memory)
@@ -101,8 +108,11 @@ class Watch:
             rows = self.marks["quarantined"][:10]
             self._tell("quarantined", f"rows {rows} hold values that are NaN, infinite or too large")
         if answers is None:
-            shape = (adapter.net.channels, *x.shape[2:]) if adapter.net.dense else (adapter.net.channels,)
+            shape = [adapter.net.channels, *x.shape[2:]] if adapter.net.dense else [adapter.net.channels]
+            seen, said = self.marks["shapes"] or [None, None]
+            shape = said if seen == list(x.shape[1:]) else shape
             return x.new_zeros(len(x), *shape, dtype=torch.promote_types(x.dtype, torch.float32))
+        self.marks["shapes"] = [list(x.shape[1:]), list(answers.shape[1:])]
         if not bool(bad.any()):
             return answers
         full = answers.new_zeros(len(x), *answers.shape[1:])
@@ -131,7 +141,13 @@ class Watch:
         elif bool(none.all()):
             adapter.batches += 1
             return None, none
-        return adapter._answer(x[~none]), none
+        try:
+            return adapter._answer(x[~none]), none
+        except ValueError as error:
+            if "not finite" not in str(error):
+                raise
+        self._fall_back(adapter, "there is no answer that is finite")
+        return source_logits(adapter, x[~none]), none
 
     # Around a step
 
@@ -160,12 +176,12 @@ class Watch:
 
     # After a batch
 
-    def after(self, adapter: Adapter, x: Tensor, logits: Tensor, answer: Tensor) -> Tensor:
+    def after(self, adapter: Adapter, x: Tensor, answer: Tensor) -> Tensor:
         """Look at what a batch did, act, and say what to answer: the adapter's answer, or the source's."""
         m, n = self.marks, len(x)
         m["images"] += n
         m["batches"] += 1
-        theirs = source_logits(adapter, x) if self._compares() else None
+        theirs = source_logits(adapter, x) if self._compares(n) else None
         if not bool(answer.isfinite().all()):
             self._roll_back(adapter, "what is remembered gave an answer that is not finite")
             return source_logits(adapter, x).to(answer.dtype)
@@ -174,7 +190,7 @@ class Watch:
         whole_window = m["images"] // self.guard.window > (m["images"] - n) // self.guard.window
         kind: dict[str, Any] = {"multilabel": adapter.multilabel, "updates": adapter.updates, "loss": self.loss}
         source = None if theirs is None else signs(theirs, source=None, drift=None, **kind)
-        seen = signs(logits, source=source, drift=drift(adapter) if whole_window else None, **kind)
+        seen = signs(answer, source=source, drift=drift(adapter) if whole_window else None, **kind)
         self.loss = None
         numbers: dict[str, float] = m["numbers"]
         wanted = [rule.after(seen, memory, numbers) for rule, memory in self._rules(adapter)]
@@ -186,9 +202,10 @@ class Watch:
             self.kept, m["last"] = [*self.kept, remember(adapter)][-2:], m["images"]
         return answer
 
-    def _compares(self) -> bool:
+    def _compares(self, n: int) -> bool:
         m = self.marks
-        return bool(m["state"] != "healthy" or m["images"] <= m["checking"] or m["batches"] % self.guard.compare == 0)
+        regular = m["images"] - n < m["checking"] or m["batches"] % self.guard.compare == 0
+        return bool(m["state"] != "healthy" or regular)
 
     def _rules(self, adapter: Adapter) -> list[tuple[Rule, nn.Module]]:
         if not self.memory:
@@ -220,7 +237,10 @@ class Watch:
             self._fall_back(adapter, bad.reason)
         elif bad.kind == "rollback" or (m["state"] == "suspect" and m["images"] - m["since"] >= self.guard.window // 2):
             self._roll_back(adapter, bad.reason)
-        elif m["state"] != "suspect":
+        elif m["state"] == "suspect":
+            m["good"] = 0
+        else:
+            m["before"] = m["state"]
             self._enter("suspect", bad.reason)
             self._tell("suspect", bad.reason)
 
@@ -229,7 +249,7 @@ class Watch:
         m, guard = self.marks, self.guard
         m["good"] += n
         if m["state"] == "suspect" and m["good"] >= guard.window // 4:
-            self._enter("healthy", "the suspicion was not confirmed")
+            self._enter(m["before"], "the suspicion was not confirmed")
         elif m["state"] in ("rolled back", "fallback") and m["images"] >= m["until"]:
             self._enter("probation", f"the cool-down after: {m['reason']}")
             self._compare_anew(adapter)
@@ -252,6 +272,9 @@ class Watch:
 
     def _roll_back(self, adapter: Adapter, reason: str) -> None:
         """To the older of the last good states: the newer may have been taken when it had begun, and is given up."""
+        if self.marks["state"] == "fallback":  # what went wrong is not what answers
+            self._fall_back(adapter, reason)
+            return
         self.kept = self.kept[:1]
         if self.kept:
             back_to(adapter, self.kept[0])
@@ -293,7 +316,10 @@ class Watch:
     def _tell(self, name: str, reason: str) -> None:
         m = self.marks
         m["events"][name] += 1
-        level = logging.WARNING if name in ("rollback", "fallback") else logging.INFO
+        level = logging.WARNING if name in ("rollback", "fallback", "quarantined") else logging.INFO
         log.log(level, "after %d images: %s: %s", m["images"], name, reason)
         if self.guard.notify is not None:
-            self.guard.notify(Event(name, reason, m["images"], m["state"], dict(m["numbers"])))
+            try:
+                self.guard.notify(Event(name, reason, m["images"], m["state"], dict(m["numbers"])))
+            except Exception:  # whoever is told must not stop the predictions
+                log.exception("notify failed")

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from unicodedata import normalize
 
+from trueup.atomic import alive
+
 Progress = Callable[[int, int], None]
 PIECE = 2**20  # bytes in memory at a time
 FREE = 10 * 10**6  # bytes that any archive may unpack to: a small one of equal files shrinks a lot
@@ -117,17 +119,8 @@ def _tidy(out: Path) -> None:
     left = re.compile(rf"\.{re.escape(out.name)}\.([1-9][0-9]{{,8}})\.partial")
     for folder in list(out.parent.iterdir()):
         match = left.fullmatch(folder.name)
-        if match and not _alive(int(match[1])) and folder.is_dir() and not folder.is_symlink():
+        if match and not alive(int(match[1])) and folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        if os.name == "posix":  # elsewhere signal 0 does not only ask
-            os.kill(pid, 0)
-    except OSError as error:  # that of another user may not be asked
-        return not isinstance(error, ProcessLookupError)
-    return pid != os.getpid()  # in a container numbers soon come again
 
 
 def _unpack(handle: BinaryIO, out: Path, sha256: str | None, limits: Limits, progress: Progress) -> Unpacked:
