@@ -83,7 +83,11 @@ def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path) -> None:
     assert {r["results"]["images"] for r in records} == {64, 4 * 64}
     disturbed = [r for r in records if r["settings"].get("disturb") == "nan"]
     refused = {(r["settings"]["method"], r["results"]["refused"]) for r in disturbed}
-    assert refused == {("source", 1), ("tent", 1), ("tsd", 0)}
+    assert refused == {
+        ("source", 0),
+        ("tent", 1),
+        ("tsd", 0),
+    }  # a frozen network need not refuse the others of the batch
 
 
 @pytest.mark.slow

@@ -315,4 +315,4 @@ def checked(kind: type[S], values: Mapping[str, Any]) -> S:
 def _first(error: ValidationError, *group: str) -> str:
     first = error.errors()[0]
     where, said = ".".join(str(part) for part in (*group, *first["loc"])), first["msg"].removeprefix("Value error, ")
-    return f"{where}: {said} (it is {first['input']!r})" if first["loc"] else said
+    return f"{where}: {said} (it is {first['input']!r})" if where else said
