@@ -1,0 +1,37 @@
+"""What happened along a stream, image by image: the `.npz` files that records name, read without pickle."""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trueup.report.lines import Record
+
+Trace = Mapping[str, NDArray[Any]]
+LARGEST = 2**28  # bytes of an array; a file that asks for more is not one of ours
+
+
+class Traces:
+    """The traces below a folder of records, each read when it is asked for."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        root = folder if folder.is_dir() else folder.parent
+        self.files = {path.stem: path for path in sorted(root.rglob("traces/*.npz"))}
+
+    def __call__(self, record: Record) -> Trace | None:
+        """The trace of a run; None if it has none, or one that cannot be read."""
+        path = self.files.get(str(record.get("id")))
+        if path is None or "trace" not in record:
+            return None
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if any(member.file_size > LARGEST for member in archive.infolist()):
+                    return None
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return None
