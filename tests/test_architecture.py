@@ -25,7 +25,7 @@ ALLOWED = {
     "testing": {"core", "methods", "losses", "memory", "ring"},
     "data": {"atomic"},
     "source": {"core", "data"},
-    "bench": {"core", "data", "source", "version"},
+    "bench": {"core", "data", "source", "version", "atomic"},
     "report": {"bench.records"},
     "deploy": {"core", "data", "atomic"},
     "cli": {"core", "data", "source", "bench", "report", "deploy", "version", "methods"},

@@ -234,7 +234,7 @@ def test_guard_belongs_to_the_run_not_to_the_stage(tmp_path: Path) -> None:
     plain, dataset = run_of("t3a", disturb="nan"), toy()
     guarded = plain.model_copy(update={"guard": True})
     ground = make_stage(plain, dataset, stored(tmp_path, plain, dataset), Site(tmp_path))
-    found = [evaluate(run, ground, dataset, lambda done, of: None, "cpu") for run in (plain, guarded, plain)]
+    found = [evaluate(run, ground, dataset, lambda done, of: None, Site(Path())) for run in (plain, guarded, plain)]
     assert [record["results"]["refused"] for record in found] == [1, 0, 1]
     assert ["guard" in record["results"] for record in found] == [False, True, False]
     assert found[0]["results"] == found[2]["results"]
@@ -249,7 +249,7 @@ def test_stage_of_a_run_has_what_the_run_says(tmp_path: Path) -> None:
     ground = make_stage(run, dataset, stored(tmp_path, run, dataset), Site(tmp_path))
     assert [len(b) for b in ground.stream] == [12, 12, 6, 12, 12, 6]
     assert [len(x) for x, _ in ground.batches()] == [16, 16, 8, 16, 16, 8]
-    record = evaluate(run, ground, dataset, lambda done, of: None, "cpu")
+    record = evaluate(run, ground, dataset, lambda done, of: None, Site(Path()))
     assert (record["results"]["images"], record["results"]["refused"]) == (60, 0)
     assert (record["settings"]["disturb"], record["settings"]["repeat"]) == ("ood:0.25", 2)
     assert all(s.intruders is None for s in held_out(run, ground, dataset))

@@ -199,7 +199,7 @@ def record_of(run: Run, dataset: Dataset, path: Path) -> dict[str, Any]:
     assert recipe is not None
     store.save(recipe, net(recipe.classes), {})
     ground = make_stage(run, dataset, store, Site(path))
-    return evaluate(run, ground, dataset, lambda done, of: None, "cpu")
+    return evaluate(run, ground, dataset, lambda done, of: None, Site(Path()))
 
 
 @pytest.mark.parametrize("multilabel", [False, True])

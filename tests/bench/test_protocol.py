@@ -562,7 +562,7 @@ def stored(folder: Path, run: Run, dataset: Dataset) -> Store:
 def record_of(folder: Path, run: Run) -> dict[str, Any]:
     dataset = toy()
     ground = make_stage(run, dataset, stored(folder, run, dataset), Site(folder))
-    return evaluate(run, ground, dataset, lambda done, of: None, "cpu")
+    return evaluate(run, ground, dataset, lambda done, of: None, Site(Path()))
 
 
 @pytest.mark.parametrize("method", ["source", "t3a", "tsd", "eata"])

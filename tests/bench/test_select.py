@@ -1,6 +1,7 @@
 """Hyper-parameters are searched over the paper's grids on held-out source images; the target's labels stay unseen."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from trueup.bench.grids import GRIDS, grid
 from trueup.bench.protocol import Outcome, Stage, make_stream
 from trueup.bench.select import choose
 from trueup.bench.settings import PAPER, Run
-from trueup.bench.work import evaluate, held_out
+from trueup.bench.work import Site, evaluate, held_out
 from trueup.core.method import Method
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset
@@ -35,7 +36,7 @@ class Scored(Stage):
 
     def run(self, method: Method, *_: Any, **__: Any) -> Outcome:
         self.asked.append(method.hyperparameters())
-        return Outcome({"accuracy": self.score(method.hyperparameters())}, {})
+        return Outcome({"accuracy": self.score(method.hyperparameters())}, {}, {})
 
 
 # Grids
@@ -178,7 +179,7 @@ def stage_of(run: Run, dataset: Dataset) -> Stage:
 
 
 def record_of(run: Run, dataset: Dataset) -> dict[str, Any]:
-    return evaluate(run, stage_of(run, dataset), dataset, lambda done, of: None, "cpu")
+    return evaluate(run, stage_of(run, dataset), dataset, lambda done, of: None, Site(Path()))
 
 
 def test_held_out_stages_are_the_source_domains_without_training_images() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueup.bench.metrics import accuracy, measure
+from trueup.bench.overlap import dice, summary, vcdr
 from trueup.bench.overlap import measure as measure_masks
-from trueup.bench.overlap import summary, vcdr
 from trueup.data.loading import Place
 from trueup.data.slices import SliceDomain, Volume, classes_on, labels_on
 
 Indices = NDArray[np.int64]
 Structures = Mapping[str, tuple[int, ...]]
+Regions = Mapping[str, NDArray[np.bool_]]
+EXAMPLES, SIDE = 3, 256  # images of a stream that are kept to be looked at, and the most pixels of a side
 
 
 class Judge(Protocol):
@@ -31,6 +33,10 @@ class Judge(Protocol):
 
     def results(self) -> dict[str, Any]:
         """What they amount to."""
+        ...
+
+    def trace(self) -> dict[str, NDArray[Any]]:
+        """What was said of each image, in the order of the stream."""
         ...
 
 
@@ -59,6 +65,27 @@ class ClassJudge:
             results["per_domain"] = {name: accuracy(probs[i], labels[i]) for name, i in there if i.any()}
         return results
 
+    def trace(self) -> dict[str, NDArray[Any]]:
+        """Label, prediction, entropy in nats and confidence of each image."""
+        probs = np.concatenate(self.probs)
+        return {
+            **_places(self.place, self.indices),
+            "label": self.place.labels[np.concatenate(self.indices)].astype(np.int16),
+            "prediction": probs.argmax(axis=1).astype(np.int16),
+            "entropy": -(probs * np.log(np.clip(probs, 1e-30, None))).sum(axis=1).astype(np.float32),
+            "confidence": probs.max(axis=1).astype(np.float32),
+        }
+
+
+def _places(place: Place, batches: Sequence[Indices]) -> dict[str, NDArray[Any]]:
+    """Which image it was, of which domain, in which batch."""
+    at = np.concatenate(batches)
+    return {
+        "image": at.astype(np.int32),
+        "domain": place.numbers[at].astype(np.int16),
+        "batch": np.repeat(np.arange(len(batches), dtype=np.int32), [len(batch) for batch in batches]),
+    }
+
 
 @dataclass
 class _Seen:
@@ -66,6 +93,16 @@ class _Seen:
 
     found: dict[str, NDArray[np.bool_]]
     shown: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Example:
+    """An image, and its structures as they are and as they were found."""
+
+    name: str
+    image: NDArray[np.uint8]
+    truth: Regions
+    found: Regions
 
 
 @dataclass
@@ -76,13 +113,15 @@ class MaskJudge:
     structures: Structures
     multilabel: bool = False
     seen: dict[tuple[int, int], _Seen] = field(default_factory=dict)
-    images: int = 0
+    indices: list[Indices] = field(default_factory=list)
+    dices: list[float] = field(default_factory=list)
+    last: list[_Example] = field(default_factory=list)
 
     def take(self, logits: Tensor, indices: Indices) -> None:
         """Put each answer back on its slice."""
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the answers are not finite")
-        self.images += len(indices)
+        self.indices.append(indices)
         numbers = self.place.numbers
         for answer, index in zip(logits, indices.tolist(), strict=True):
             domain, i = self.place.find(index)
@@ -95,8 +134,14 @@ class MaskJudge:
                 empty = {name: np.zeros(shape, dtype=np.bool_) for name in self.structures}
                 self.seen[key] = _Seen(empty, np.zeros(shape[0], dtype=np.bool_))
             self.seen[key].shown[z] = True
-            for name, mask in regions(answer, volume, self.structures, multilabel=self.multilabel).items():
+            found = regions(answer, volume, self.structures, multilabel=self.multilabel)
+            for name, mask in found.items():
                 self.seen[key].found[name][z] = mask
+            assert volume.mask is not None
+            truth = {name: np.isin(volume.mask[z], part) for name, part in self.structures.items()}
+            self.dices.append(mean_dice(found, truth))
+            self.last.append(_Example(domain.label_of(i), coloured(volume.image[z]), truth, found))
+            del self.last[:-EXAMPLES]
 
     def results(self) -> dict[str, Any]:
         """Dice and distances: mean over cases, then over structures; also of each case and domain."""
@@ -118,7 +163,11 @@ class MaskJudge:
             groups.setdefault(domain.name, []).append(case)
             if {"disc", "cup"} <= truth.keys():
                 ratios.append(abs(_ratio(seen.found) - _ratio(truth)))
-        results: dict[str, Any] = {**summary(list(cases.values())), "images": self.images, "per_case": cases}
+        results: dict[str, Any] = {
+            **summary(list(cases.values())),
+            "images": sum(map(len, self.indices)),
+            "per_case": cases,
+        }
         if ratios:
             errors = [error for error in ratios if np.isfinite(error)]
             results["vcdr_error"] = float(np.mean(errors)) if errors else None
@@ -126,6 +175,48 @@ class MaskJudge:
         if len(groups) > 1:
             results["per_domain"] = {name: summary(group)["dice"] for name, group in groups.items()}
         return results
+
+    def trace(self) -> dict[str, NDArray[Any]]:
+        """Dice of each image, and the last images with the masks that are true and found."""
+        return {
+            **_places(self.place, self.indices),
+            "dice": np.array(self.dices, dtype=np.float32),
+            "examples": stacked([shrunk(example.image) for example in self.last]),
+            "truth": np.moveaxis(stacked([_layers(example.truth) for example in self.last]), -1, 1),
+            "answer": np.moveaxis(stacked([_layers(example.found) for example in self.last]), -1, 1),
+            "example_names": np.array([example.name for example in self.last]),
+            "structures": np.array(list(self.structures)),
+        }
+
+
+def _layers(masks: Regions) -> NDArray[np.uint8]:
+    return np.stack([shrunk(mask.astype(np.uint8)) for mask in masks.values()], axis=-1)
+
+
+def shrunk(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An image of at most SIDE pixels a side, by leaving out rows and columns."""
+    step = -(-max(image.shape[:2]) // SIDE)
+    return image[::step, ::step]
+
+
+def stacked(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Images (H, W, C) of several sizes as one array; the smaller ones have a black margin."""
+    height, width = (max(image.shape[i] for image in images) for i in (0, 1))
+    whole = np.zeros((len(images), height, width, images[0].shape[2]), dtype=np.uint8)
+    for space, image in zip(whole, images, strict=True):
+        space[: image.shape[0], : image.shape[1]] = image
+    return whole
+
+
+def mean_dice(found: Regions, truth: Regions) -> float:
+    """The mean over structures that are there, in truth or in the answer; NaN if none is."""
+    each = [value for name in truth if not np.isnan(value := dice(found[name], truth[name]))]
+    return float(np.mean(each)) if each else float("nan")
+
+
+def coloured(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Grey or colour (H, W, 1 or 3) as colour."""
+    return np.repeat(image, 4 - image.shape[2], axis=2)[..., :3]
 
 
 def _ratio(masks: Mapping[str, NDArray[np.bool_]]) -> float:

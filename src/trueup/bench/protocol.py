@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trueup.bench.disturb import ONCE, Intruders
 from trueup.bench.environment import peak_memory, watch_memory
+from trueup.bench.features import Listener
 from trueup.bench.judges import ClassJudge, Judge, MaskJudge
 from trueup.core.adapter import Adapter
 from trueup.core.guard import Guard
@@ -59,6 +60,8 @@ class Outcome:
 
     results: dict[str, Any]
     cost: dict[str, float]
+    trace: dict[str, NDArray[Any]]
+    """What was said of each image of the stream."""
 
 
 @dataclass
@@ -86,13 +89,15 @@ class Stage:
     def run(self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True) -> Outcome:
         """The method over the whole stream; `share` lets it start from features that another has computed."""
         shared = self.shared(method, progress) if share else None
+        listener = Listener(sum(map(len, self.stream)))
+        heard = method if self.structures else listener.to(method)
         if shared is not None:
             watch_memory(self.device)
-            adapter, stream = Adapter(shared.head, method, seed=self.seed), iter(shared.features)
+            adapter, stream = Adapter(shared.head, heard, seed=self.seed), iter(shared.features)
         else:
             self._warm_up(method)
             watch_memory(self.device)
-            adapter = self.adapter(method).to(self.device)
+            adapter = self.adapter(heard).to(self.device)
             stream = self.batches()
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
@@ -100,18 +105,25 @@ class Stage:
         judge: Judge = MaskJudge(place, self.structures, self.multilabel) if self.structures else ClassJudge(place)
         asked = self.model if shared is None else shared.head
         refused = None if self.intruders is None else Refusals(asked, place.labels, self.multilabel)
-        seconds, updates = self.online(adapter, stream, progress, genuine(judge.take), refused)
+
+        def take(logits: Tensor, indices: Indices) -> None:
+            genuine(judge.take)(logits, indices)
+            listener.take(indices >= 0)
+
+        seconds, updates = self.online(adapter, stream, progress, take, refused)
         memory = peak_memory(self.device)
         if shared is not None:  # the pass is part of the cost of everyone who uses it
             seconds, memory = seconds + shared.seconds, max(memory, shared.memory)
+        trace = judge.trace() | listener.trace()
         results = judge.results() | {"updates": updates}
+        results |= listener.results(trace["label"], len(results["per_class"])) if listener.at else {}
         results["broken"] = sum(map(len, self.stream)) - results["images"]
         if results["broken"]:
             results["broken_files"] = sorted(self.loader.broken.values())[:20]
         results |= {"refused": refused.batches} if refused is not None else {}
         results |= {"guard": dict(adapter.health.events)} if self.guard else {}
         speed = results["images"] / seconds
-        return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory})
+        return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory}, trace)
 
     def adapter(self, method: Method) -> Adapter:
         """A fresh adapter of the model."""

@@ -19,7 +19,7 @@ from trueup.bench.settings import Run, Sweep, make_sweep
 from trueup.bench.work import Job, Site, failure, perform
 from trueup.source.checkpoints import Store
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, TRACES = "checkpoints", "traces"
 Tell = Callable[[str, Job, Any], None]  # "start", "progress" (done, of), "run" method, "record" Record, "end"
 
 
@@ -58,7 +58,10 @@ def plan(
     for run in runs:
         if run.digest() in done:
             continue
-        site = Site(store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device, tuple(sweep.plugin))
+        site = Site(
+            store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device, tuple(sweep.plugin),
+            folder / TRACES,
+        )  # fmt: skip
         recipe = run.recipe(datasets[run.dataset])
         if recipe is not None and not store.has(recipe):
             trainings[recipe.digest()] = Job(site, recipe, dataset=run.dataset)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from trueup.atomic import put
 from trueup.bench.disturb import Intruders, parse
 from trueup.bench.environment import environment
 from trueup.bench.protocol import Stage, make_stream
@@ -44,6 +47,8 @@ class Site:
     threads: int = 1
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
+    traces: Path | None = None
+    """The folder for what was said of each image; None keeps nothing."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,13 @@ def perform(job: Job, send: Send) -> None:
         send("run", run.method)
         try:
             stage = stage or make_stage(run, dataset, store, job.site)
-            record = evaluate(run, stage, dataset, progress, job.site.device)
+            record = evaluate(run, stage, dataset, progress, job.site)
         except Exception as error:
             record = failure(run, error)
         send("record", record)
 
 
-def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, int], None], device: str) -> Record:
+def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, int], None], site: Site) -> Record:
     """One run on its stage: its record."""
     # A frozen network has nothing to lose: a bad row among others does not keep it from answering those.
     stage = replace(stage, guard=run.guard or (run.method == "source" and bool(run.disturb)))
@@ -106,15 +111,26 @@ def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, 
         hyper |= choice.chosen
         extra = {"chosen": choice.chosen, "search": choice.search}
     outcome = stage.run(make_method(run.method, hyper, dataset.task), progress)
+    if site.traces is not None:
+        extra["trace"] = write_trace(site.traces, run.digest(), outcome.trace)
     return {
         "id": run.digest(),
         "settings": run.model_dump(mode="json"),
         **extra,
         "results": outcome.results,
         "cost": outcome.cost,
-        "environment": environment(device),
+        "environment": environment(site.device),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def write_trace(folder: Path, name: str, trace: Mapping[str, NDArray[Any]]) -> str:
+    """Put a trace into a folder: the name that a record calls it."""
+    blob = io.BytesIO()
+    np.savez_compressed(blob, allow_pickle=False, **trace)
+    folder.mkdir(parents=True, exist_ok=True)
+    put(folder / f"{name}.npz", blob.getvalue())
+    return f"{folder.name}/{name}.npz"
 
 
 def failure(run: Run, error: BaseException | str) -> Record:

@@ -72,7 +72,7 @@ def tables(records: Iterable[Record], *, metric: str | None = None, order: Seque
         raise ValueError(f"no finished runs; run `trueup bench` first{failed}")
     groups: dict[str, list[Record]] = {}
     for record in latest.values():
-        groups.setdefault(key_of(_shared(record)), []).append(record)
+        groups.setdefault(key_of(shared(record)), []).append(record)
     return [_table(group, METRICS[metric or _usual_metric(group)], order) for group in groups.values()]
 
 
@@ -96,7 +96,7 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
     notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *variants(lines)]
     notes += [_undefined(lines, metric), *doubts(group, repeated)]
     return Table(
-        title=f"{_shared(group[0]).get('dataset')}: {metric.title}, {'lower' if metric.lower else 'higher'} is better",
+        title=f"{shared(group[0]).get('dataset')}: {metric.title}, {'lower' if metric.lower else 'higher'} is better",
         caption=_caption(group, rows, columns, base),
         metric=metric,
         columns=tuple(columns),
@@ -151,11 +151,11 @@ def mark(rows: list[Row], at: int, column: Column) -> None:
 
 
 def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Column], base: Line | None) -> str:
-    shared = _shared(group[0])
-    source = shared.pop("source", {})
+    alike = shared(group[0])
+    source = alike.pop("source", {})
     if source.get("algorithm") != "swad":
         source = {name: value for name, value in source.items() if name not in SWAD}
-    shared.pop("dataset", None)
+    alike.pop("dataset", None)
     runs = [run_of(record) for record in group if done(record)]
     seeds = in_order(seed for seed, _ in runs)
     own = in_order(seed for _, seed in runs if seed is not None)
@@ -169,7 +169,7 @@ def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Col
     if columns[-1].name == "seconds":
         words.append("seconds: mean over runs, each of one target and one seed")
     sentences = [
-        _say({**shared, f"seed{'s' * (len(seeds) > 1)}": ", ".join(seeds)}),
+        _say({**alike, f"seed{'s' * (len(seeds) > 1)}": ", ".join(seeds)}),
         f"source training: {_say(source)}" if source else "",
         *([spread, "; ".join(words)] if rows else []),
     ]
@@ -235,7 +235,7 @@ def _names(records: Sequence[Record]) -> str:
     return "; ".join(f"{name} (seed {', '.join(in_order(seeds))})" for name, seeds in names.items())
 
 
-def _shared(record: Record) -> dict[str, Any]:
+def shared(record: Record) -> dict[str, Any]:
     """The settings that all runs of a table have in common."""
     settings = {name: value for name, value in record["settings"].items() if name not in WITHIN}
     source = settings.get("source") or {}

@@ -1,0 +1,109 @@
+"""Plates as files: in every form, with their words, the same bytes each time."""
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from traced import study
+
+from trueup.report.figures import FORMS, draw, save
+from trueup.report.palette import COLOURS, INK, labels_of, style
+from trueup.report.plates import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture, Plate
+from trueup.report.series import plates
+
+CURVES = (Curve("source", (0, 1, 2), (1, 2, 3)), Curve("tsd", (0, 1, 2), (2, 3, float("nan")), (0.5, float("nan"), 1)))
+LONG = tuple(range(40))
+PANELS: dict[str, Panel] = {
+    "lines": Lines("panel", Axis("across", log=True), Axis("up", log=True), (Curve("tsd", (1, 8, 64), (1, 10, 100)),)),
+    "words": Lines("panel", Axis("across", ("one", "two", "all")), Axis("up"), CURVES),
+    "long": Lines("panel", Axis("across"), Axis("up"), (Curve("tsd", LONG, LONG, (1,) * 40),)),
+    "bars": Bars("panel", Axis("across", ("one", "two", "all")), Axis("up"), CURVES),
+    "matrix": Matrix("panel", Axis("across", ("x", "y")), Axis("up", ("x", "y")), ((90, 10), (float("nan"),) * 2)),
+    "dots": Dots("panel", (0, 1, 2), (2, 1, 0), (0, 1, 1), ("across", "up")),
+    "picture": Picture("panel", np.zeros((8, 8, 3), np.uint8), {"across": np.eye(8), "empty": np.zeros((8, 8))}, "up"),
+}
+
+
+def plate(*panels: Panel, **change: Any) -> Plate:
+    made = {"name": "a-plate", "title": "Title of $5 & more", "caption": "What one must know. " * 9, "columns": 2}
+    return Plate(panels=panels, **{**made, **change})
+
+
+def words(file: Path) -> str:
+    return " ".join("".join(e.itertext()) for e in ElementTree.parse(file).iter() if e.tag.endswith("text"))
+
+
+@pytest.mark.parametrize("kind", PANELS)
+def test_every_kind_is_drawn_with_its_words(kind: str, tmp_path: Path) -> None:
+    files = save(plate(PANELS[kind], PANELS[kind]), tmp_path / "new")
+    assert [file.name for file in files] == ["a-plate.png", "a-plate.svg", "a-plate.pdf"]
+    with Image.open(files[0]) as picture:
+        assert min(picture.size) > 300
+        assert len(picture.getcolors(1 << 20) or ()) > 10
+    assert files[2].read_bytes().startswith(b"%PDF")
+    text = words(files[1])
+    for word in ("Title of $5 & more", "What one must know.", "panel", "across", "up"):
+        assert word in text
+
+
+def test_same_plate_same_bytes(tmp_path: Path) -> None:
+    first, second = (save(plate(*PANELS.values()), tmp_path / name) for name in "ab")
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        assert b"Date" not in one.read_bytes()
+
+
+def test_legend_is_there_once(tmp_path: Path) -> None:
+    (file,) = save(plate(PANELS["words"], PANELS["bars"]), tmp_path, ["svg"])
+    assert words(file).count("source") == 1
+
+
+def test_nothing_is_cut_off_or_drawn_over(tmp_path: Path) -> None:
+    """Title, legend, axes and caption lie above each other, inside the page."""
+    records, trace = study(batches=(1, 20), values={"neighbors": (1, 5)}, images=60)
+    for made in [*plates(records, trace), plate(*PANELS.values()), plate(PANELS["words"])]:
+        figure = draw(made)
+        figure.canvas.draw()
+        page, renderer = figure.bbox, figure.canvas.get_renderer()
+        title, caption = (text.get_window_extent(renderer) for text in figure.texts)
+        axes = [axis.get_tightbbox(renderer) for axis in figure.axes]
+        legends = [legend.get_window_extent(renderer) for legend in figure.legends]
+        for box in (title, caption, *axes, *legends):
+            assert box.x0 >= -1
+            assert box.x1 <= page.x1 + 1, made.name
+        top = min([title.y0, *(legend.y0 for legend in legends)])
+        assert all(legend.y1 <= title.y0 + 2 for legend in legends), made.name
+        assert max(box.y1 for box in axes) <= top + 2, made.name
+        assert min(box.y0 for box in axes) >= caption.y1 - 2, made.name
+        assert caption.y0 >= 0
+        assert title.y1 <= page.y1
+
+
+def test_unknown_form_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'gif'"):
+        save(plate(PANELS["bars"]), tmp_path / "new", ["png", "gif"])
+    assert not (tmp_path / "new").exists()
+    assert FORMS == ("png", "svg", "pdf")
+
+
+def test_methods_look_alike_in_all_plates() -> None:
+    labels = ["source", *(f"m{i}" for i in range(20))]
+    looks = [style(label, labels) for label in labels]
+    assert looks[0].colour == INK
+    assert len(set(looks)) == len(labels)
+    assert len({(look.colour, look.dash) for look in looks}) == len(labels)
+    assert [look.colour for look in looks[1:9]] == list(COLOURS)
+    assert style("source (guard)", ["source (guard)", "source", "m"]).colour == INK
+    assert style("m", ["m"]) == style("m", ["source", "m"])
+    assert labels_of([plate(PANELS["words"]), plate(PANELS["bars"], PANELS["dots"])]) == ("source", "tsd")
+    with pytest.raises(ValueError, match="no style for 'x'"):
+        style("x", labels)
+
+
+def test_lines_have_the_style_of_their_label() -> None:
+    figure = draw(plate(PANELS["long"]), ["tent", "tsd"])
+    assert figure.axes[0].lines[0].get_color() == COLOURS[1]
+    assert draw(plate(PANELS["long"])).axes[0].lines[0].get_color() == COLOURS[0]
