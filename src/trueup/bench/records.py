@@ -7,10 +7,26 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Record = dict[str, Any]
 FILE = "records.jsonl"
+
+
+class Entry(NamedTuple):
+    """A cell of a published table: what was printed there, and the runs that it is made of here."""
+
+    paper: float | None = None
+    deviation: float | None = None
+    runs: tuple[tuple[int, str], ...] = ()
+    """Seed and id of each."""
+    metric: str = "accuracy"
+    parts: tuple[str, ...] = ()
+    """Of an average: the columns that it is over."""
+    counted: float | None = None
+    """Of what needs no runs: the number itself."""
+
+
 UNSTEADY = ("cost", "finished")  # what differs between two runs of the same settings
 
 

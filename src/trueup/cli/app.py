@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from trueup.cli import bench, data, demo, listing, report, run, segment, stress, train
+from trueup.cli import bench, data, demo, listing, report, reproduce, run, segment, stress, train
 from trueup.version import __version__
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("train")(train.train)
 app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("stress", help=stress.HELP)(stress.stress)
+app.command("reproduce", help=reproduce.HELP)(reproduce.reproduce)
 app.command("report")(report.report)
 app.command("segment")(segment.segment)
 app.command("demo")(demo.demo)
@@ -49,7 +50,7 @@ def settings(
 
 
 _state: dict[str, Any] = {"verbose": False, "verb": None}
-GO_ON = ("train", "run", "bench", "stress", "segment", "demo")
+GO_ON = ("train", "run", "bench", "stress", "reproduce", "segment", "demo")
 
 
 def start() -> None:

@@ -21,6 +21,8 @@ class Line:
     select: str
     hyper: dict[str, Any]
     guard: bool = False
+    code: str = ""
+    """Of a method that is not the library's: the hash of its file."""
     label: str = ""
     runs: dict[Any, dict[Run, Record]] = field(default_factory=dict)
 
@@ -45,8 +47,9 @@ def lines_of(records: Sequence[Record], place: Callable[[Record], Any]) -> tuple
         # What a search chose may differ from run to run; it does not make another row.
         free = record.get("chosen") or {} if select != "default" else {}
         hyper = {name: value for name, value in settings.get("hyper", {}).items() if name not in free}
-        line = Line(settings["method"], select, hyper, guard)
-        line = lines.setdefault(key_of([line.method, select, hyper, guard]), line)
+        code = (settings.get("code") or {}).get("method", "")
+        line = Line(settings["method"], select, hyper, guard, code)
+        line = lines.setdefault(key_of([line.method, select, hyper, guard, code]), line)
         cell = line.runs.setdefault(place(record), {})
         repeated += run_of(record) in cell
         cell[run_of(record)] = record
@@ -71,6 +74,7 @@ def _label(line: Line, family: Sequence[Line]) -> str:
         if lacking or key_of(value) != key_of(_usual(name, family)):
             words.append(f"{name}={json.dumps(value, ensure_ascii=False)}")
     words += ["guard"] if line.guard else []
+    words += [f"code {line.code[-6:]}"] if len({other.code for other in family}) > 1 else []
     words += [SELECT[line.select]] if SELECT[line.select] else []
     return f"{line.method} ({', '.join(words)})" if words else line.method
 

@@ -239,6 +239,8 @@ def shared(record: Record) -> dict[str, Any]:
     """The settings that all runs of a table have in common."""
     settings = {name: value for name, value in record["settings"].items() if name not in WITHIN}
     source = settings.get("source") or {}
+    if isinstance(code := settings.get("code"), Mapping):  # that of a method is its row's
+        settings["code"] = {name: value for name, value in code.items() if name != "method"}
     return {**settings, "source": {name: value for name, value in source.items() if name not in WITHIN_SOURCE}}
 
 

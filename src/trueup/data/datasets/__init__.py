@@ -108,6 +108,23 @@ def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
     return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, look=tree.fingerprint)
 
 
+def on_paper(name: str) -> Dataset:
+    """A dataset as its card describes it, without its files: for plans. Its domains hold nothing."""
+    card = get_card(name)
+    if card.kind == "embedded":
+        return open_dataset(name)
+    classes = card.class_names or tuple(map(str, range(card.classes)))
+    if card.kind == "masks":
+        from trueup.data.datasets.masked import unread
+
+        return unread(name)
+    return Dataset(name, classes, tuple(card.domains), _missing, "clean" if card.kind == "corruptions" else None)
+
+
+def _missing(name: str) -> Domain:
+    raise ValueError(f"{name} is on paper alone")
+
+
 def _masked(name: str, root: Path | None) -> Dataset:
     from trueup.data.datasets.masked import open_masked
 

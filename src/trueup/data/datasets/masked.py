@@ -53,6 +53,12 @@ def shelves(name: str, root: Path) -> tuple[tuple[str, ...], Structures, tuple[s
     return module.CLASSES, module.STRUCTURES, module.DOMAINS, scan
 
 
+def unread(name: str) -> Dataset:
+    """A dataset on disk as if none of its cases were there."""
+    module, empty = ON_DISK[name], Found(parts={"train": [], "test": []})
+    return _dataset(name, module.CLASSES, module.STRUCTURES, module.DOMAINS, lambda domain: empty, USUAL[name])
+
+
 def _embedded(name: str) -> Dataset:
     card, module = get_card(name), ON_DISK[name.removesuffix("-sim")]
     domains = phantoms.DOMAINS[name]

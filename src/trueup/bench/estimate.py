@@ -1,0 +1,105 @@
+"""How long runs will take: the speed of each network is measured on this machine, the rest is counting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from trueup.bench.grids import grid
+from trueup.bench.settings import Run
+from trueup.core.method import GradientMethod
+from trueup.core.registry import get_method
+from trueup.data.cards import get_card
+from trueup.data.datasets import Dataset
+from trueup.source.nets import build
+from trueup.source.recipe import Given, Recipe
+
+PROBE = 8  # images of a probe
+SEVERITIES = 5  # of which a run sees one
+SLICES = 10  # of a case of masks in volumes, more or less
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds per image of a network: forward, and forward and backward."""
+
+    forward: float
+    both: float
+
+
+@cache
+def pace(network: str, outputs: int, size: int, device: str) -> Pace:
+    """Measured with random weights, once to warm up and once to count."""
+    model = build(network, outputs, size=size).to(device).train()
+    x = torch.randn(PROBE, 3, size, size, device=device)
+    seconds = []
+    for backward in (False, True):
+        for _ in range(2):
+            start = time.perf_counter()
+            with torch.set_grad_enabled(backward):
+                answer = model(x)
+                logits = answer["out"] if isinstance(answer, dict) else answer
+                if backward:
+                    F.softmax(logits.float(), dim=1).square().mean().backward()
+                float(logits.float().mean())  # waits for the device
+            last = time.perf_counter() - start
+        seconds.append(last / PROBE)
+    return Pace(*seconds)
+
+
+def images(dataset: Dataset, domain: str) -> int:
+    """How many images a domain has; as its card says, where there are no files."""
+    name = domain.partition(":")[0].partition("-")[0] if dataset.clean else domain.partition(":")[0]
+    try:
+        return len(dataset.domain(domain).labels) or _on_card(dataset, name)
+    except ValueError:
+        return _on_card(dataset, name)
+
+
+def _on_card(dataset: Dataset, name: str) -> int:
+    card = get_card(dataset.name)
+    if card.kind == "corruptions":
+        return card.domains.get(name, 0) // SEVERITIES or next(iter(card.domains.values())) // SEVERITIES
+    return card.domains[name] * (SLICES if card.kind == "masks" and card.name != "fundus" else 1)
+
+
+def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
+    """The network's time for a run, with its search."""
+    speed = pace(run.network, dataset.outputs(multilabel=run.source.multilabel), run.source.size, device)
+    each = speed.both if issubclass(get_method(run.method, dataset.task), GradientMethod) else speed.forward
+    count = sum(images(dataset, target) for target in run.targets)
+    seconds = min(count, run.limit or count) * run.repeat * each
+    if run.select == "default" or isinstance(run.source, Given):
+        return seconds
+    candidates = len(grid(run.method, run.hyper, dataset.task))
+    held = sum(images(dataset, name) for name in dataset.sources(run.targets)) * run.source.holdout
+    return seconds + candidates * (held * each if run.select == "source" else seconds)
+
+
+def seconds_of_training(recipe: Recipe, dataset: Dataset, device: str = "cpu") -> float:
+    """The network's time for training a source model, with its validations."""
+    training = recipe.training
+    speed = pace(recipe.network, recipe.classes, training.size, device)
+    held = sum(images(dataset, name) for name in recipe.sources) * training.holdout
+    validations = max(0, training.iterations - training.first) // training.every + 1 if training.iterations else 0
+    seen = training.iterations * training.batch * len(recipe.sources)
+    return seen * speed.both + validations * held * speed.forward
+
+
+def spoken(seconds: float) -> str:
+    """A time as people say it."""
+    for name, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(seconds, 1):.0f} seconds"
+
+
+def total(runs: Iterable[Run], recipes: Iterable[Recipe], datasets: dict[str, Dataset], device: str = "cpu") -> float:
+    """Seconds of all of them, one after the other."""
+    trained = sum(seconds_of_training(recipe, datasets[recipe.dataset], device) for recipe in recipes)
+    return trained + sum(seconds_of_run(run, datasets[run.dataset], device) for run in runs)

@@ -1,0 +1,248 @@
+"""The paper's tables and figures by name: recipes, the runs that they need, and which run belongs into which cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trueup.bench.records import Entry
+from trueup.bench.settings import Run, Sweep, checked, known
+from trueup.data.cards import CARDS, get_card
+from trueup.data.datasets import Dataset, on_paper, open_dataset
+
+METHODS = {
+    "ERM": "source", "BN": "bn", "Tent": "tent", "PL": "pl", "SHOT-IM": "shot-im", "T3A": "t3a", "ETA": "eta",
+    "LAME": "lame", "TSD": "tsd",
+}  # fmt: skip
+"""What the paper calls the methods."""
+AVERAGE = "Avg"
+OWN = ("metric", "of", "paper")  # what a row or column says beside settings
+DIGITS, DIGITS_C = "digits", "digits-c"
+STAND_INS = {
+    **{name: DIGITS_C if card.kind == "corruptions" else DIGITS for name, card in CARDS.items()},
+    "fundus": "fundus-sim",
+    "cardiac": "cardiac-sim",
+    "prostate": "prostate-sim",
+}
+"""The embedded benchmark that stands in for each dataset in a small reproduction."""
+NETWORKS = {
+    "resnet18": "digits-net",
+    "resnet50": "digits-net",
+    "resnext50_32x4d": "timm/resnext26ts",
+    "timm/vit_base_patch16_224.augreg_in21k": "timm/vit_tiny_patch16_224",
+    "efficientnet_b4": "timm/efficientnet_b0",
+    "timm/mixer_l16_224.goog_in21k": "timm/mixer_s16_224",
+}
+"""And the network that stands in for each."""
+SMALL = {"weights": "none", "select": ["default"], "seed": [0]}
+FEW = ("gaussian_noise", "fog", "contrast")  # corruptions of a small reproduction
+
+
+class Recipe(BaseModel):
+    """A table of the paper: settings of all its runs, of each row and of each column; a cell has all three."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    table: str = Field("", description="the paper's table with its numbers, if it has one")
+    note: str = ""
+    metric: str = "accuracy"
+    settings: dict[str, Any] = Field(default_factory=dict)
+    rows: dict[str, dict[str, Any]] | Literal["methods", "targets"]
+    columns: dict[str, dict[str, Any] | Literal["average"]] | Literal["targets", "classes"]
+    figures: list[str] = Field(default_factory=list, description="plates to draw, by the beginning of their names")
+    count: bool = Field(False, description="images are counted, and nothing is run")
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The paper's table; empty if it printed none."""
+        return dict(tables()[self.table]) if self.table else {"columns": [], "mean": {}}
+
+    def row_settings(self) -> dict[str, dict[str, Any]]:
+        """What sets each row apart."""
+        if self.rows == "methods":
+            return {row: {"method": method} for row, method in METHODS.items()}
+        if isinstance(self.rows, str):
+            return {target: {"target": target} for target in get_card(self.settings["dataset"]).domains}
+        return self.rows
+
+    def column_settings(self) -> dict[str, dict[str, Any] | Literal["average"]]:
+        """What sets each column apart."""
+        if isinstance(self.columns, dict):
+            return self.columns
+        targets = get_card(self.settings["dataset"]).domains
+        return {**{target: {"target": target} for target in targets}, AVERAGE: "average"}
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """The paper's tables, by name."""
+    return dict(json.loads((files("trueup.paper") / "tables.json").read_text())["tables"])
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """All recipes, by name."""
+    import yaml
+
+    found = sorted((f for f in files("trueup.paper").iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return {file.name.removesuffix(".yaml"): Recipe(**yaml.safe_load(file.read_text())) for file in found}
+
+
+def get_recipe(name: str) -> Recipe:
+    """A recipe by its name."""
+    known(name, recipes(), "recipe")
+    return recipes()[name]
+
+
+class Reproduction(Sweep):
+    """The runs of a recipe: a sweep for each cell of its table."""
+
+    recipe: str
+    small: bool = False
+    given: dict[str, Any] = Field(default_factory=dict, description="settings that take the place of the recipe's")
+    unread: bool = Field(False, description="datasets that are not there are taken as their cards describe them")
+
+    def open(self, dataset: str) -> Dataset:
+        """A dataset of the recipe, read or on paper."""
+        root = self.root_of(dataset)
+        if self.unread and not dataset.endswith("-sim") and not dataset.startswith("digits") and root is None:
+            return on_paper(dataset)
+        return open_dataset(dataset, root)
+
+    def datasets(self) -> list[str]:
+        """The names of all datasets that it needs."""
+        recipe = get_recipe(self.recipe)
+        names = [recipe.settings["dataset"]] if recipe.count else [s["dataset"] for _, _, s in self.combined()]
+        return list(dict.fromkeys(STAND_INS.get(name, name) if self.small else name for name in names))
+
+    def runs(self) -> list[Run]:
+        """All runs, each once, row after row."""
+        return list({run.digest(): run for runs in self.cells().values() for run in runs}.values())
+
+    def cells(self) -> dict[tuple[str, str], list[Run]]:
+        """The runs of each cell, by row and column."""
+        recipe, there = get_recipe(self.recipe), {name: self.open(name) for name in self.dataset}
+        made: dict[str, list[Run]] = {}
+        found = {}
+        for row, column, settings in () if recipe.count else self.combined():
+            part = checked(Sweep, settings)
+            key = part.model_dump_json()
+            if key not in made:
+                made[key] = list(part.runs_on(there[part.dataset[0]]))
+            found[row, column] = made[key]
+        return found
+
+    def combined(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """The settings of each cell that has runs."""
+        recipe = get_recipe(self.recipe)
+        for row, own in recipe.row_settings().items():
+            for column, other in recipe.column_settings().items():
+                if other != "average":
+                    yield row, column, merged(recipe.settings, own, other, small=self.small, given=self.given)
+
+    def entries(self, counted: Mapping[tuple[str, str], float] | None = None) -> dict[tuple[str, str], Entry]:
+        """What each cell of the table is made of, and the paper's number beside it."""
+        recipe = get_recipe(self.recipe)
+        rows, columns, paper = recipe.row_settings(), recipe.column_settings(), recipe.numbers
+        cells, found = self.cells(), {}
+        names = list(columns) if not recipe.count else paper["columns"]
+        for row in [*rows, *(name for name in paper["mean"] if name not in rows)]:
+            theirs = rows.get(row, {}).get("paper", row)
+            for column in names:
+                other = columns.get(column, {})
+                mean = paper["mean"].get(theirs, {}).get(column)
+                entry = Entry(paper=mean, deviation=paper.get("std", {}).get(theirs, {}).get(column))
+                if row not in rows:
+                    found[row, column] = entry
+                elif other == "average":
+                    found[row, column] = entry._replace(parts=tuple(c for c, v in columns.items() if v != "average"))
+                elif counted is not None:
+                    found[row, column] = entry._replace(counted=counted.get((row, column)))
+                else:
+                    of = other.get("of")
+                    runs = tuple((run.seed, run.digest()) for run in cells[row, column] if of in (None, run.method))
+                    found[row, column] = entry._replace(runs=runs, metric=other.get("metric", recipe.metric))
+        return found
+
+    def count(self) -> dict[tuple[str, str], float]:
+        """The images of each class in each domain, by the names of the paper's table."""
+        recipe, (name,) = get_recipe(self.recipe), self.dataset
+        dataset, columns = self.open(name), recipe.numbers["columns"]
+        targets = _in_turn(list(recipe.row_settings()), dataset.targets)
+        counts: dict[tuple[str, str], float] = {}
+        for row, target in targets.items():
+            labels = dataset.domain(target).labels
+            counts |= {(row, column): float((labels == i).sum()) for i, column in enumerate(columns)}
+        return counts
+
+
+def merged(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a cell; in a small reproduction, on what stands in for its dataset and network."""
+    values: dict[str, Any] = {}
+    for part in parts:
+        values |= {key: {**values.get(key, {}), **v} if key == "training" else v for key, v in part.items()}
+    values = {key: value for key, value in values.items() if key not in OWN}
+    if small:
+        values = _small(values)
+    training = {**values.get("training", {}), **given.get("training", {})}
+    return values | dict(given) | ({"training": training} if training else {})
+
+
+def _small(values: Mapping[str, Any]) -> dict[str, Any]:
+    name = values["dataset"]
+    stand_in = STAND_INS[name]
+    small = {**values, **SMALL, "dataset": stand_in}
+    if "target" in values:
+        small["target"] = _in_turn(list(on_paper(name).targets), open_dataset(stand_in).targets)[values["target"]]
+    elif stand_in == DIGITS_C:
+        small["target"] = list(FEW)
+    if "network" in values:
+        small["network"] = NETWORKS[values["network"]]
+    if "batch" in values:
+        small["batch"] = max(1, values["batch"] // 2)
+    return small
+
+
+def _in_turn(names: list[str], others: tuple[str, ...]) -> dict[str, str]:
+    """The first of these for the first of those, and round again where there are fewer."""
+    return {name: name if name in others else others[i % len(others)] for i, name in enumerate(names)}
+
+
+def make_reproduction(
+    name: str,
+    *,
+    data: str | None = None,
+    small: bool = False,
+    given: Mapping[str, Any] | None = None,
+    unread: bool = False,
+) -> Reproduction:
+    """A recipe on data below a folder, in which each dataset has a folder of its own name."""
+    get_recipe(name)
+    wanted = checked(Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread})
+    names = wanted.datasets()
+    roots = {} if small or data is None else {n: str(found) for n in names if (found := folder_of(n, Path(data)))}
+    missing = [n for n in names if n not in roots]
+    if missing and not small and not unread:
+        raise ValueError(
+            f"{name} needs {', '.join(missing)}: give --data DIR with a folder of that name for each, or --small, "
+            f"which runs the recipe on what is embedded; `trueup data card {missing[0]}` says where to get it"
+        )
+    return wanted.model_copy(update={"dataset": names, "root": roots or None, "weights": wanted.given.get("weights")})
+
+
+def folder_of(dataset: str, data: Path) -> Path | None:
+    """The folder of a dataset: PACS, office_home and CIFAR-10-C are known as pacs, officehome and cifar10-c."""
+
+    def bare(name: str) -> str:
+        return "".join(c for c in name.lower() if c.isalnum())
+
+    if not data.is_dir():
+        raise ValueError(f"{data} is not a folder")
+    return next((p for p in sorted(data.iterdir()) if p.is_dir() and bare(p.name) == bare(dataset)), None)

@@ -1,0 +1,155 @@
+"""`trueup reproduce`: a table or figure of the paper by its name, ours beside the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as Grid
+
+from trueup.bench.estimate import spoken, total
+from trueup.bench.records import Record
+from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
+from trueup.bench.sweep import plan, run_sweep
+from trueup.cli import options
+from trueup.cli.options import given
+from trueup.cli.progress import SweepBars
+from trueup.report.figures import save
+from trueup.report.palette import labels_of
+from trueup.report.render import render
+from trueup.report.series import plates
+from trueup.report.tables import Table
+from trueup.report.traces import Traces
+from trueup.report.versus import versus
+
+HELP = """A table or figure of the TSD paper by name: runs what is missing, prints ours, the paper's, the difference.
+
+Without a name: all that there are. Each dataset is a folder of its name below --data (pacs, officehome, vlcs, \
+domainnet, cifar10-c, cifar100-c, imagenet-c, fundus, cardiac, prostate); source models are trained as in the paper.
+
+`--small` runs the same recipe on the embedded benchmarks with small networks: it shows what comes out, in a minute or \
+two, but its numbers are not the paper's. `--dry-run` says what would be run and about how long it takes on this \
+machine; it needs no data.
+
+Finished runs are in OUT/records.jsonl and are not run again; recipes share runs, so give them the same --out."""
+SELECT = typer.Option(
+    None, "--select", help="default: no search; source: search on held-out source data, as the paper does."
+)
+FORMS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
+
+
+def reproduce(
+    name: str = typer.Argument("", help="Such as main-resnet18 or ablation; all are listed if left out."),
+    data: str = typer.Option(None, "--data", help="The folder that holds a folder for each dataset."),
+    small: bool = typer.Option(False, "--small", help="On the embedded benchmarks, with small networks."),
+    select: str = SELECT,
+    seed: list[int] = options.SEED,
+    limit: int = options.LIMIT,
+    training: list[str] = options.TRAIN,
+    weights: str = options.WEIGHTS,
+    out: str = typer.Option("paper", "--out", "-o", help="The folder for records, tables, figures and checkpoints."),
+    checkpoints: str = options.CHECKPOINTS,
+    workers: int = options.WORKERS,
+    device: str = options.DEVICE,
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and an estimate of their time; run nothing."),
+) -> None:
+    """A table or figure of the paper by its name."""
+    if not name:
+        list_recipes()
+        return
+    flags = given(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
+    if dry_run:
+        print_plan(wanted, out, checkpoints, device)
+    elif not perform(wanted, Path(out), workers=workers, checkpoints=checkpoints, device=device):
+        raise typer.Exit(1)
+
+
+def list_recipes() -> None:
+    """The names of all recipes, with what each shows."""
+    grid = Grid(box=None, pad_edge=False, header_style="dim")
+    for column in ("name", "what", "figures"):
+        grid.add_column(column, no_wrap=column == "name")
+    for name, recipe in recipes().items():
+        grid.add_row(name, recipe.title, ", ".join(recipe.figures))
+    console = Console()
+    console.print(grid)
+    console.print("\n`trueup reproduce NAME --data DIR`, or --small, or --dry-run; see --help.", highlight=False)
+
+
+def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
+    """Run what is missing, print and write the table and figures; False if a run failed."""
+    recipe, failures, records = get_recipe(wanted.recipe), [], list[Record]()
+    if not recipe.count:
+        bars = SweepBars(plan(wanted, out, checkpoints=how["checkpoints"]))
+        with bars.progress:
+            summary = run_sweep(wanted, out, tell=bars, **how)
+        records, failures = summary.records, summary.failures
+    console = Console()
+    table = table_of(wanted, records)
+    typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+    for record in failures:
+        run = record["settings"]
+        what = f"{run['method']} on {run['dataset']}/{run['target']}, {run['network']}, seed {run['seed']}"
+        console.print(f"[red]failed:[/] {what}: {record['error']}", highlight=False, soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    place = out / (f"{wanted.recipe}-small" if wanted.small else wanted.recipe)
+    for form, suffix in FORMS.items():
+        place.with_suffix(suffix).write_text(render(table, form))
+    console.print(f"table in {place}.md, .tex and .csv", highlight=False, soft_wrap=True)
+    if recipe.figures and records:
+        files = figures_of(wanted, records, out)
+        console.print(f"figures in {', '.join(map(str, files))}; also .svg and .pdf", highlight=False, soft_wrap=True)
+    return not failures
+
+
+def table_of(wanted: Reproduction, records: list[Record]) -> Table:
+    """The recipe's table, ours beside the paper's."""
+    recipe = get_recipe(wanted.recipe)
+    entries = wanted.entries(wanted.count() if recipe.count else None)
+    notes = [" ".join(recipe.note.split())] if recipe.note else []
+    if wanted.small:
+        stand_ins = ", ".join(wanted.dataset)
+        notes.insert(0, f"small: on {stand_ins}, with small networks; the differences from the paper mean nothing")
+    title = f"{recipe.title}: ours, the paper's, the difference" if recipe.table else recipe.title
+    literature = [row for row in recipe.numbers["mean"] if row not in recipe.row_settings()]
+    return versus(title, entries, records, notes=notes, literature=literature)
+
+
+def figures_of(wanted: Reproduction, records: list[Record], out: Path) -> list[Path]:
+    """Draw the recipe's figures into OUT/figures: the PNG files."""
+    found = plates(records, Traces(out))
+    chosen = [plate for plate in found if plate.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
+    return [save(plate, out / "figures", labels=labels_of(found))[0] for plate in chosen]
+
+
+def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:
+    """What would be run, and about how long it takes."""
+    console = Console(soft_wrap=True)
+    recipe = get_recipe(wanted.recipe)
+    console.print(f"[bold]{recipe.title}[/]", highlight=False)
+    if recipe.count:
+        console.print("nothing to run: images are counted")
+        return
+    todo = plan(wanted, out, checkpoints=checkpoints, device=device)
+    datasets = {name: wanted.open(name) for name in wanted.dataset}
+    grid = Grid(box=None, pad_edge=False, header_style="dim")
+    for column in ("dataset", "network", "method", "targets", "seeds", "runs", "done"):
+        grid.add_column(column, justify="right" if column in ("targets", "seeds", "runs", "done") else "left")
+    groups: dict[tuple[str, str, str], list[Any]] = {}
+    for run in todo.runs:
+        groups.setdefault((run.dataset, run.network, run.method), []).append(run)
+    for key, runs in groups.items():
+        counts = (len({r.target for r in runs}), len({r.seed for r in runs}), len(runs))
+        grid.add_row(*key, *map(str, counts), str(sum(r.digest() in todo.done for r in runs)))
+    console.print(grid)
+    absent = [name for name in wanted.datasets() if wanted.root_of(name) is None and not wanted.small]
+    if absent:
+        console.print(f"not found, taken as described: {', '.join(absent)} (give --data DIR)", highlight=False)
+    jobs = [job.recipe for job in todo.trainings.values() if job.recipe is not None]
+    with console.status("measuring the networks' speed"):
+        time = total(todo.waiting, jobs, datasets, device)
+    what = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
+    console.print(f"{what}: about {spoken(time)} of the networks' time on this machine's {device}", highlight=False)

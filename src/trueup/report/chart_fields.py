@@ -1,0 +1,130 @@
+"""Fields without curves, as SVG: shades in rows and columns, points in a plane, pictures with outlines."""
+
+import base64
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from trueup.report.chart_axes import LETTER, crowded, short, shown
+from trueup.report.chart_marks import Drawing, at, group, marker, words
+from trueup.report.palette import Style
+from trueup.report.plates import Dots, Matrix, Picture
+
+MOST_DIGITS = 14  # columns; in more, numbers would not be read but pointed at
+LARGEST = 640  # pixels of a picture's longer side
+SIDE, TALL = 64.0, 330.0  # units, at most: of a cell, and of all rows
+FLAT = 0.72  # a cloud's height, of its width
+TURN = -35  # degrees of words that do not fit side by side
+HALF, FULL = 60.0, 75.0  # percent, from which text is black at night, and white by day
+
+
+def matrix(panel: Matrix, width: int) -> Drawing:
+    """Shades of one colour, from none at 0 to full at 100."""
+    rows, columns = len(panel.values), max((len(row) for row in panel.values), default=0)
+    above = [panel.x.ticks[i] if i < len(panel.x.ticks) else str(i) for i in range(columns)]
+    beside = [panel.y.ticks[i] if i < len(panel.y.ticks) else str(i) for i in range(rows)]
+    left = 10 + LETTER * max((len(short(word)) for word in beside), default=1)
+    side = min((width - left - 2) / max(columns, 1), SIDE, TALL / max(rows, 1))
+    turned = crowded([(0, short(word)) for word in above], side * columns)
+    svg, stops = "", []
+    for i, row in enumerate(panel.values):
+        svg += words(left - 7, (i + 0.5) * side + 5, short(beside[i]), anchor="end")
+        for j, value in enumerate(row):
+            x, y = left + j * side, 1 + i * side
+            svg += _shade(x, y, side, value, digits=columns <= MOST_DIGITS)
+            said = f"{panel.y.title} {beside[i]}, {panel.x.title} {above[j]}"
+            number = shown(value) if math.isfinite(value) else "–"
+            stops.append((float(at(x + side / 2)), float(at(y + side / 2)), said, [[None, number, None]]))
+    for j, word in enumerate(above):
+        x, y = left + (j + 0.5) * side + 4 * turned, rows * side + 17 - 2 * turned
+        svg += words(x, y, short(word), anchor="end" if turned else "middle", turn=TURN * turned)
+    height = rows * side + (24 if not turned else 16 + 0.62 * LETTER * max(len(short(word)) for word in above))
+    values = {"stops": stops, "plane": True, "wide": columns, "side": float(at(side))}
+    return Drawing("field", round(left + columns * side + 2), height, svg, values)
+
+
+def _shade(x: float, y: float, side: float, value: float, *, digits: bool) -> str:
+    full = min(max(value, 0.0), 100.0) if math.isfinite(value) else 0.0
+    box = f'<rect x="{at(x)}" y="{at(y)}" width="{at(side - 1)}" height="{at(side - 1)}" style="--v:{full:.0f}%"/>'
+    if not digits or not math.isfinite(value):
+        return box
+    kind = "full" if full >= FULL else "half" if full >= HALF else "pale"
+    place = f'x="{at(x + side / 2)}" y="{at(y + side / 2 + 4)}"'
+    return box + f'<text class="{kind}" {place} text-anchor="middle">{value:.0f}</text>'
+
+
+def dots(panel: Dots, styles: Mapping[str, Style], width: int) -> Drawing:
+    """Points, both axes in the same unit, in the middle of a box that is the same for all panels."""
+    places = [(a, b) for a, b in zip(panel.x, panel.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    xs, ys = [a for a, _ in places] or [0.0], [b for _, b in places] or [0.0]
+    height = FLAT * width
+    unit = min((width - 24) / (max(xs) - min(xs) or 1.0), (height - 24) / (max(ys) - min(ys) or 1.0))
+    middle = (max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2
+    paths: dict[int, str] = {}
+    stops = []
+    for a, b, member in zip(panel.x, panel.y, panel.group, strict=True):
+        if math.isfinite(a) and math.isfinite(b):
+            x, y = width / 2 + (a - middle[0]) * unit, height / 2 - (b - middle[1]) * unit
+            number = list(styles).index(panel.groups[member])
+            paths[number] = paths.get(number, "") + marker(styles[panel.groups[member]], x, y)
+            stops.append((float(at(x)), float(at(y)), "", [[number, "", float(at(y))]]))
+    looks = list(styles.values())
+    svg = "".join(group(n, looks[n], f'<path class="mark" d="{d}"/>') for n, d in sorted(paths.items()))
+    stops.sort(key=lambda stop: (stop[3][0][0], stop[0]))
+    return Drawing("cloud", width, height, svg, {"stops": stops, "plane": True, "near": 14})
+
+
+class Images:
+    """Pictures as PNG; one that is shown again is not sent again."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, str] = {}
+
+    def __call__(self, image: NDArray[Any]) -> str:
+        """The element that shows it, one unit to a pixel of the original."""
+        from PIL import Image
+
+        height, width = image.shape[:2]
+        drawn = Image.fromarray(image.astype("uint8"))
+        drawn.thumbnail((LARGEST, LARGEST))
+        file = io.BytesIO()
+        drawn.save(file, "PNG", optimize=True)
+        if (blob := file.getvalue()) in self.known:
+            return f'<use href="#{self.known[blob]}"/>'
+        name = self.known[blob] = f"image-{len(self.known)}"
+        data = base64.b64encode(blob).decode()
+        return f'<image id="{name}" width="{width}" height="{height}" href="data:image/png;base64,{data}"/>'
+
+
+def picture(panel: Picture, styles: Mapping[str, Style], images: Images) -> Drawing:
+    """An image, and on it the outlines of regions, which stay sharp at any size."""
+    height, width = panel.image.shape[:2]
+    svg = images(panel.image)
+    for name, mask in panel.outlines.items():
+        path = outline(mask)
+        number, look = list(styles).index(name), styles[name]
+        svg += group(number, look, f'<path class="under" d="{path}"/><path class="outline" d="{path}"/>')
+    return Drawing("picture", width, height, svg, {"stops": []})
+
+
+def outline(mask: NDArray[Any]) -> str:
+    """The path along the edges of pixels between inside and outside."""
+    import numpy as np
+
+    inside = np.pad(np.asarray(mask) > 0, 1)
+    across = inside[1:, 1:-1] != inside[:-1, 1:-1]  # an edge above pixel (y, x)
+    down = inside[1:-1, 1:] != inside[1:-1, :-1]  # an edge left of it
+    path = [f"M{x} {y}h{n}" for y, row in enumerate(across) for x, n in _stretches(row)]
+    path += [f"M{x} {y}v{n}" for x, row in enumerate(down.T) for y, n in _stretches(row)]
+    return "".join(path)
+
+
+def _stretches(row: NDArray[Any]) -> list[tuple[int, int]]:
+    """Where edges begin, and how long they go on."""
+    import numpy as np
+
+    steps = np.flatnonzero(np.diff(np.concatenate([[0], row.astype(np.int8), [0]])))
+    return [(int(start), int(end - start)) for start, end in zip(steps[::2], steps[1::2], strict=True)]

@@ -1,0 +1,140 @@
+"""What a page says first: what was run, who is best and by how much, and what to know before trusting it."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from trueup.report.lines import Record, done, target_of
+from trueup.report.page_markup import listed, plural, signed, text
+from trueup.report.page_tables import Block
+from trueup.report.tables import Cell, Column, Row, Table, in_order
+
+FEW = 3  # groups that have a sentence each; of more only the largest has
+
+
+def headline(records: Sequence[Record], blocks: Sequence[Block]) -> str:
+    """The paragraphs under the title."""
+    paragraphs = [_ran(records)]
+    if len(blocks) <= FEW:
+        paragraphs += [_winner(block, alone=len(blocks) == 1) for block in blocks]
+    else:
+        most = max(blocks, key=lambda block: len(block.records))
+        paragraphs += [_winner(most, alone=False), _tally(blocks)]
+    return "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs if paragraph)
+
+
+def _ran(records: Sequence[Record]) -> str:
+    settings = [record["settings"] for record in records]
+    datasets, networks, methods = (
+        list(dict.fromkeys(str(each.get(name)) for each in settings)) for name in ("dataset", "network", "method")
+    )
+    targets = {(record["settings"].get("dataset"), target_of(record)) for record in records}
+    seeds = in_order(each.get("seed") for each in settings)
+    failed = sum(not done(record) for record in records)
+    lost = f"; {failed:,} failed" if failed else ""
+    return text(
+        f"{plural(len(records), 'run')} of {plural(len(methods), 'method')} on {listed(datasets)} "
+        f"({plural(len(targets), 'target')}, {plural(len(seeds), 'seed')}) with {listed(networks)}{lost}."
+    )
+
+
+def _winner(block: Block, *, alone: bool) -> str:
+    """Who has the best average, its gain, and whether that is more than seeds make by themselves."""
+    table = block.usual
+    at = [column.name for column in table.columns].index("average")
+    where = "" if alone else f"{text(block.title)}: "
+    ahead = _marked(table, at, "best")
+    if not any(row.cells[at] for row in table.rows):
+        return f"{where}no method has a seed with every target, so there is no average to compare."
+    if not ahead:
+        return f"{where}there is one method only, so nothing to compare."
+    names = listed([f"<strong>{text(row.label)}</strong>" for row in ahead])
+    number = _said(table.columns[at], ahead[0].cells[at])
+    verb = "is" if len(ahead) == 1 else "are"
+    kind = f" % {text(table.metric.title.partition(' in %')[0])}" if table.metric.percent else ""
+    said = f"{where}{names} {verb} best on average with {number}{kind}"
+    return f"{said}{_gain(table, ahead)}.{_lead(table, at, ahead)}"
+
+
+def _gain(table: Table, ahead: Sequence[Row]) -> str:
+    names = [column.name for column in table.columns]
+    if any(row.method == "source" for row in ahead):
+        return "; no method gains over the frozen source"
+    if "gain" not in names or (cell := ahead[0].cells[names.index("gain")]) is None:
+        return "; there is no run of source to compare with"
+    points = " points" if table.metric.percent else ""
+    said = f", {_said(table.columns[names.index('gain')], cell)}{points} over the frozen source"
+    if cell.std is None:
+        return f"{said} (one seed, so the deviation is not known)"
+    return said + (" – within the deviation over seeds" if abs(cell.mean) <= cell.std else "")
+
+
+def _lead(table: Table, at: int, ahead: Sequence[Row]) -> str:
+    """A word of caution where the next best is as good as the best."""
+    best, behind = ahead[0].cells[at], _marked(table, at, "second")
+    if best is None or not behind or len(ahead) > 1:
+        return ""
+    close = []
+    for row in behind:
+        cell = row.cells[at]
+        spread = max((c.std for c in (best, cell) if c is not None and c.std is not None), default=None)
+        if cell is not None and spread is not None and abs(best.mean - cell.mean) <= spread:
+            close.append(f"{text(row.label)} ({_said(table.columns[at], cell)})")
+    return f" Its lead over {listed(close)} is within the deviation over seeds." if close else ""
+
+
+def _tally(blocks: Sequence[Block]) -> str:
+    """How often each method is best."""
+    ahead = []
+    for block in blocks:
+        at = [column.name for column in block.usual.columns].index("average")
+        ahead.append([row.label for row in _marked(block.usual, at, "best")])
+    counts = Counter(label for labels in ahead for label in labels)
+    said = listed([f"{text(label)} in {count}" for label, count in counts.most_common()])
+    some = sum(map(bool, ahead))
+    where = f"the {some} of {len(blocks)} tables that compare averages" if some < len(blocks) else f"the {some} tables"
+    return f"Best on average in {where}: {said}." if counts else ""
+
+
+def _marked(table: Table, at: int, mark: str) -> list[Row]:
+    return [row for row in table.rows if (cell := row.cells[at]) is not None and cell.mark == mark]
+
+
+def _said(column: Column, cell: Cell | None) -> str:
+    mean, spread = column.text(cell) if cell else ("–", "")
+    return signed(mean) + (f" ± {spread}" if spread else "")
+
+
+def warnings(records: Sequence[Record], blocks: Sequence[Block]) -> str:
+    """Failed runs, and the notes of all tables, folded."""
+    failed = [record for record in records if not done(record)]
+    rows = "".join(_failure(record) for record in failed)
+    parts = []
+    if failed:
+        heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "seed", "error"))
+        parts.append(
+            f'<details class="alert failures"><summary><strong>{plural(len(failed), "run")} failed</strong> '
+            f'of {len(records):,}</summary><div class="box" tabindex="0" role="region" aria-label="Failed runs">'
+            f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        )
+    notes: dict[str, list[str]] = {}
+    for block in blocks:
+        for note in block.usual.notes:
+            if not note.startswith("failed runs"):  # they are above, with their errors
+                notes.setdefault(note, []).append(block.title)
+    if notes:
+        said = [f"{listed(where)}: {note}" if len(blocks) > 1 else note for note, where in notes.items()]
+        items = [f"<li>{text(note)}</li>" for note in said]
+        parts.append(
+            f'<details class="alert"><summary><strong>{plural(len(notes), "note")}</strong> on the numbers'
+            f"</summary><ul>{''.join(items)}</ul></details>"
+        )
+    return f'<section class="alerts" aria-label="Warnings">{"".join(parts)}</section>' if parts else ""
+
+
+def _failure(record: Record) -> str:
+    settings = record["settings"]
+    name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
+    at = record.get("at")
+    where = f"<br><code>{text(at[-1])}</code>" if isinstance(at, list) and at else ""
+    error = f"{text(record.get('error', 'no results'))}{where}"
+    return f'<tr><th scope="row">{text(name)}</th><td>{text(settings.get("seed"))}</td><td>{error}</td></tr>'
