@@ -46,7 +46,7 @@ def pace(network: str, outputs: int, size: int, device: str) -> Pace:
                 logits = answer["out"] if isinstance(answer, dict) else answer
                 if backward:
                     F.softmax(logits.float(), dim=1).square().mean().backward()
-                float(logits.float().mean())  # waits for the device
+                float(logits.detach().float().mean())  # waits for the device
             last = time.perf_counter() - start
         seconds.append(last / PROBE)
     return Pace(*seconds)

@@ -119,8 +119,10 @@ class Reproduction(Sweep):
     def datasets(self) -> list[str]:
         """The names of all datasets that it needs."""
         recipe = get_recipe(self.recipe)
-        names = [recipe.settings["dataset"]] if recipe.count else [s["dataset"] for _, _, s in self.combined()]
-        return list(dict.fromkeys(STAND_INS.get(name, name) if self.small else name for name in names))
+        if recipe.count:
+            name = recipe.settings["dataset"]
+            return [STAND_INS[name] if self.small else name]
+        return list(dict.fromkeys(settings["dataset"] for _, _, settings in self.combined()))
 
     def runs(self) -> list[Run]:
         """All runs, each once, row after row."""

@@ -1,4 +1,4 @@
-"""`trueup demo`: the embedded benchmarks from nothing to a table, and for masks to a picture."""
+"""`trueup demo`: the embedded benchmarks from nothing to a table, and a page to look at."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import typer
 from rich.console import Console
 
 from trueup.bench.records import FILE, read_records
-from trueup.bench.settings import Sweep, known, make_sweep
-from trueup.bench.sweep import CHECKPOINTS
+from trueup.bench.settings import known, make_sweep
 from trueup.cli import options
 from trueup.cli.bench import perform
-from trueup.cli.progress import bar
+from trueup.cli.report import write_page
 from trueup.report.render import render
 from trueup.report.tables import tables
 
@@ -44,36 +43,14 @@ def demo(
     console = Console()
     console.print(story)
     start = time.monotonic()
-    sweep = make_sweep(settings)
-    fine = perform(sweep, out, workers=workers)
+    fine = perform(make_sweep(settings), out, workers=workers)
     folder = Path(out)
+    records = read_records(folder / FILE)
     for form, name in (("markdown", "table.md"), ("latex", "table.tex"), ("csv", "table.csv")):
-        text = "\n\n".join(render(table, form) for table in tables(read_records(folder / FILE)))
+        text = "\n\n".join(render(table, form) for table in tables(records))
         (folder / name).write_text(text + "\n")
-    said = f"tables in {folder / 'table'}.md, .tex and .csv"
-    if task == "segmentation" and fine:
-        picture(sweep, folder)
-        said += f", a picture in {folder / 'masks.png'}"
-    console.print(f"{said}; {time.monotonic() - start:.0f} s", highlight=False)
+    said = [f"tables in {folder / 'table'}.md, .tex and .csv", *write_page(records, folder, figures=True)]
+    console.print("; ".join(said), highlight=False, soft_wrap=True)
+    console.print(f"{time.monotonic() - start:.0f} s; open the page to look at it all", highlight=False)
     if not fine:
         raise typer.Exit(1)
-
-
-def picture(sweep: Sweep, folder: Path) -> None:
-    """The last images of each target's stream, with what each method draws on them, for the first seed."""
-    from trueup.bench.pictures import draw, examples
-    from trueup.bench.work import Site, make_stage
-    from trueup.cli.train import torch_threads
-    from trueup.core.registry import make_method
-    from trueup.source.checkpoints import Store
-
-    dataset = sweep.open(sweep.dataset[0])
-    runs = [run for run in sweep.runs() if run.seed == sweep.seed[0]]
-    methods = {run.method: make_method(run.method, run.hyper, dataset.task) for run in runs}
-    store = Store(folder / CHECKPOINTS)
-    groups = {}
-    for run in {run.target: run for run in runs}.values():
-        stage = make_stage(run, dataset, store, Site(store.folder, threads=torch_threads()))
-        with bar(f"drawing {run.target}") as advance:
-            groups[run.target] = examples(stage, list(methods.values()), 3, advance)
-    draw(groups, folder / "masks.png")

@@ -1,0 +1,58 @@
+"""Every recipe, run small from end to end; plans; lists."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_cli import invoke, trueup
+
+from trueup.bench.reproduce import get_recipe, recipes
+
+FAST = ["--train", "iterations=2", "--train", "batch=4", "--train", "refresh=1", "--limit", "40", "-j", "2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recipes share what others have run."""
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.mark.parametrize("name", list(recipes()))
+def test_every_recipe_runs_small(name: str, folder: Path) -> None:
+    recipe = get_recipe(name)
+    text = invoke("reproduce", name, "--small", "--out", str(folder), *FAST)
+    assert recipe.title in " ".join(text.split())
+    assert "cells are empty" not in text
+    assert "small: on " in text
+    for suffix in (".md", ".tex", ".csv"):
+        assert (folder / f"{name}-small{suffix}").stat().st_size > 100
+    markdown = (folder / f"{name}-small.md").read_text()
+    for row, numbers in recipe.numbers["mean"].items():
+        line = next((line for line in markdown.splitlines() if line.startswith(f"| {row} ")), None)
+        if line is None:
+            assert name.startswith("statistics")  # its rows are two of each
+            continue
+        printed = [float(number) for number in re.findall(r"(?<![\d.+-])\d+(?:\.\d+)?(?![\d.])", line)]
+        assert set(numbers.values()) <= set(printed)  # the paper's numbers are those of its table
+    for figure in recipe.figures:
+        assert list((folder / "figures").glob(f"{figure}*.pdf")), figure
+        assert list((folder / "figures").glob(f"{figure}*.svg")), figure
+
+
+def test_all_are_listed() -> None:
+    text = invoke("reproduce")
+    assert all(name in text for name in recipes())
+
+
+def test_a_plan_says_what_and_how_long_and_needs_no_data(tmp_path: Path) -> None:
+    text = invoke("reproduce", "updated-parameters", "--dry-run", "--train", "size=32", "--out", str(tmp_path / "out"))
+    assert "not found, taken as described: pacs" in text
+    assert re.search(r"12 source models to train, 24 of 24 runs to do: about \d+ \w+", " ".join(text.split()))
+    assert not (tmp_path / "out").exists()
+    assert "images are counted" in invoke("reproduce", "vlcs-labels", "--dry-run")
+
+
+def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
+    said = trueup("reproduce", "ablation", "--data", ".", cwd=tmp_path, status=2).stderr
+    assert "needs pacs" in said
+    assert "--small" in said
