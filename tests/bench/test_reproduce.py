@@ -210,7 +210,7 @@ def test_sizes_come_from_cards_where_there_are_no_files() -> None:
 
 
 def test_pace_of_a_network_is_measured() -> None:
-    pace = estimate.pace("digits-net", 10, 32, "cpu")
+    pace = estimate.pace("digits-net", 32, "cpu")
     assert 0 < pace.forward < pace.both < 1
 
 

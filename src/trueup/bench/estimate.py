@@ -19,7 +19,7 @@ from trueup.data.datasets import Dataset
 from trueup.source.nets import build
 from trueup.source.recipe import Given, Recipe
 
-PROBE = 8  # images of a probe
+PROBE, OUTPUTS = 4, 10  # images of a probe, and what its network answers with
 SEVERITIES = 5  # of which a run sees one
 SLICES = 10  # of a case of masks in volumes, more or less
 
@@ -33,9 +33,9 @@ class Pace:
 
 
 @cache
-def pace(network: str, outputs: int, size: int, device: str) -> Pace:
+def pace(network: str, size: int, device: str) -> Pace:
     """Measured with random weights, once to warm up and once to count."""
-    model = build(network, outputs, size=size).to(device).train()
+    model = build(network, OUTPUTS, size=size).to(device).train()
     x = torch.randn(PROBE, 3, size, size, device=device)
     seconds = []
     for backward in (False, True):
@@ -70,7 +70,7 @@ def _on_card(dataset: Dataset, name: str) -> int:
 
 def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
     """The network's time for a run, with its search."""
-    speed = pace(run.network, dataset.outputs(multilabel=run.source.multilabel), run.source.size, device)
+    speed = pace(run.network, run.source.size, device)
     each = speed.both if issubclass(get_method(run.method, dataset.task), GradientMethod) else speed.forward
     count = sum(images(dataset, target) for target in run.targets)
     seconds = min(count, run.limit or count) * run.repeat * each
@@ -84,7 +84,7 @@ def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
 def seconds_of_training(recipe: Recipe, dataset: Dataset, device: str = "cpu") -> float:
     """The network's time for training a source model, with its validations."""
     training = recipe.training
-    speed = pace(recipe.network, recipe.classes, training.size, device)
+    speed = pace(recipe.network, training.size, device)
     held = sum(images(dataset, name) for name in recipe.sources) * training.holdout
     validations = max(0, training.iterations - training.first) // training.every + 1 if training.iterations else 0
     seen = training.iterations * training.batch * len(recipe.sources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +137,16 @@ def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: 
     todo = plan(wanted, out, checkpoints=checkpoints, device=device)
     datasets = {name: wanted.open(name) for name in wanted.dataset}
     grid = Grid(box=None, pad_edge=False, header_style="dim")
-    for column in ("dataset", "network", "method", "targets", "seeds", "runs", "done"):
+    for column in ("dataset", "network", "methods", "targets", "seeds", "runs", "done"):
         grid.add_column(column, justify="right" if column in ("targets", "seeds", "runs", "done") else "left")
-    groups: dict[tuple[str, str, str], list[Any]] = {}
+    groups: dict[tuple[str, str], list[Any]] = {}
     for run in todo.runs:
-        groups.setdefault((run.dataset, run.network, run.method), []).append(run)
+        groups.setdefault((run.dataset, run.network), []).append(run)
     for key, runs in groups.items():
+        variants = Counter(r.method for r in runs if (r.target, r.seed) == (runs[0].target, runs[0].seed))
+        methods = ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in variants.items())
         counts = (len({r.target for r in runs}), len({r.seed for r in runs}), len(runs))
-        grid.add_row(*key, *map(str, counts), str(sum(r.digest() in todo.done for r in runs)))
+        grid.add_row(*key, methods, *map(str, counts), str(sum(r.digest() in todo.done for r in runs)))
     console.print(grid)
     absent = [name for name in wanted.datasets() if wanted.root_of(name) is None and not wanted.small]
     if absent:
