@@ -17,6 +17,7 @@ from trueup.bench.features import (
     alignment,
     in_plane,
     measure_features,
+    separation,
     uniformity,
     unit,
 )  # fmt: skip
@@ -45,6 +46,17 @@ def test_alignment_is_the_mean_over_pairs_of_a_class() -> None:
 
 def test_uniformity_is_the_log_of_the_mean_potential() -> None:
     assert uniformity(Z) == pytest.approx(np.log(np.mean(np.exp(-2 * np.array(pairs(Z))))), rel=1e-12)
+
+
+def test_separation_compares_pairs_of_one_class_with_pairs_of_two() -> None:
+    z = [row / np.sqrt((row**2).sum()) for row in Z]
+    both = list(itertools.combinations(range(23), 2))
+    inside = [((z[i] - z[j]) ** 2).sum() for i, j in both if Y[i] == Y[j]]
+    across = [((z[i] - z[j]) ** 2).sum() for i, j in both if Y[i] != Y[j]]
+    assert separation(Z, Y) == pytest.approx(np.mean(inside) / np.mean(across), rel=1e-12)
+    assert separation(Z, np.zeros(23, dtype=int)) is None
+    assert separation(Z[:2], np.array([0, 1])) is None
+    assert separation(np.ones((3, 2)), np.array([0, 0, 1])) is None  # all in one place
 
 
 def test_by_hand() -> None:

@@ -49,6 +49,19 @@ def uniformity(features: Floats) -> float | None:
     return float(np.log((np.exp(-2 * squared[np.triu_indices(n, k=1)])).mean()))
 
 
+def separation(features: Floats, labels: Indices) -> float | None:
+    """The mean squared distance of pairs of one class over that of pairs of two classes; None without either."""
+    z = unit(features)
+    squared = 2 - 2 * (z @ z.T)
+    first, second = np.triu_indices(len(z), k=1)
+    within = labels[first] == labels[second]
+    if within.all() or not within.any():
+        return None
+    distances = squared[first, second]
+    between = float(distances[~within].mean())
+    return float(distances[within].mean()) / between if between > 1e-12 else None
+
+
 def _mean(values: list[float | None]) -> float | None:
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None
@@ -61,6 +74,7 @@ def measure_features(features: Floats, labels: Indices, at: Indices, classes: in
     return {
         "alignment": _mean(each),
         "uniformity": uniformity(features),
+        "separation": separation(features, labels),
         "alignment_per_class": each,
         "along": {
             "images": [int(at[part[-1]]) + 1 for part in parts],

@@ -38,6 +38,7 @@ METRICS = {
         Metric("vcdr_error", "error of the vertical cup-to-disc ratio", "results", lower=True, digits=3),
         Metric("alignment", "alignment: mean squared distance of features of a class", "results", lower=True, digits=3),
         Metric("uniformity", "uniformity: log of the mean potential of features", "results", lower=True, digits=3),
+        Metric("separation", "distance of features of a class over that of two", "results", lower=True, digits=3),
         Metric("images_per_second", "images per second", "cost"),
         Metric("peak_memory_mb", "peak memory in MB", "cost", lower=True),
         Metric("seconds", "seconds per run", "cost", lower=True, digits=2),
