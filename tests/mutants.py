@@ -622,6 +622,50 @@ MUTANTS = [
         "False",
     ),
     ("states: a bank is taken as it is", "core/snapshot.py", "if verify is not None:", "if False:"),
+    (
+        "features: a feature is a pair with itself",
+        "bench/features.py",
+        "- float(np.square(part).sum())) / max(n * (n - 1), 1)",
+        ") / max(n * n, 1)",
+    ),
+    (
+        "features: raw ones instead of those on the sphere",
+        "bench/features.py",
+        "    return scaled\n",
+        "    return features\n",
+    ),
+    (
+        "features: those of intruders are kept",
+        "bench/features.py",
+        "enumerate(np.flatnonzero(own))",
+        "enumerate(range(len(own)))",
+    ),
+    (
+        "traces: predictions in place of labels",
+        "bench/judges.py",
+        "self.place.labels[np.concatenate(self.indices)]",
+        "probs.argmax(axis=1)",
+    ),
+    ("versus: seconds of targets are averaged", "report/versus.py", 'SUMMED = ("seconds",)', "SUMMED = ()"),
+    (
+        "versus: a seed that lacks a target counts",
+        "report/versus.py",
+        "if None not in values}\n    together",
+        "if any(values)}\n    together",
+    ),
+    ("recipes: what is given is forgotten", "bench/reproduce.py", "values | dict(given) |", "values |"),
+    (
+        "recipes: all methods of a cell are averaged",
+        "bench/reproduce.py",
+        "if of in (None, run.method)",
+        "if of != run.method or True",
+    ),
+    (
+        "recipes: a small run keeps its search",
+        "bench/reproduce.py",
+        '"select": ["default"], "seed": [0]}',
+        '"seed": [0]}',
+    ),
 ]
 
 
