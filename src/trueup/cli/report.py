@@ -10,6 +10,7 @@ from rich.console import Console
 
 from trueup.bench.records import Record, read_records
 from trueup.report.figures import save
+from trueup.report.lines import done
 from trueup.report.page import page
 from trueup.report.palette import labels_of
 from trueup.report.render import render
@@ -46,7 +47,10 @@ def report(
         else:
             typer.echo(text, nl=False)
         return
-    print_tables(records, metric)
+    if any(done(record) for record in records):
+        print_tables(records, metric)
+    else:
+        typer.echo(f"no run of {len(records)} has come to its end; the page says why")
     for line in write_page(records, Path(folder), against=against, output=output, figures=figures):
         typer.echo(line)
 
@@ -56,10 +60,10 @@ def write_page(
 ) -> list[str]:
     """Write the page of these records, which lie in a folder, and their figures if wanted: what was written where."""
     other = read_records(against) if against else []
-    here = folder if folder.is_dir() else folder.parent
+    here = _folder(folder)
     with Console(stderr=True).status("drawing figures"):
         found = plates(records, Traces(folder))
-        names = (here.resolve().name, Path(against).resolve().name)
+        names = _told_apart(here.resolve(), _folder(Path(against)).resolve())
         text = page(records, found, title=f"Trueup: {names[0]}", against=other, names=names)
         path = Path(output) if output else here / PAGE
         path.write_text(text, encoding="utf-8")
@@ -68,6 +72,19 @@ def write_page(
             files = [file for plate in found for file in save(plate, here / FIGURES, labels=labels_of(found))]
             said.append(f"{len(files)} files of {len(found)} figures in {here / FIGURES}")
     return said
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _told_apart(one: Path, other: Path) -> tuple[str, str]:
+    """The ends of two paths, as short as they can be and differ."""
+    for count in range(1, max(len(one.parts), len(other.parts)) + 1):
+        ends = ["/".join(path.parts[-count:]) for path in (one, other)]
+        if ends[0] != ends[1]:
+            break
+    return ends[0], ends[1]
 
 
 def print_tables(records: Sequence[Record], metric: str | None = None) -> None:
