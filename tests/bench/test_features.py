@@ -19,6 +19,7 @@ from trueup.bench.features import (
     measure_features,
     separation,
     uniformity,
+    uniformity_per_class,
     unit,
 )  # fmt: skip
 from trueup.bench.work import write_trace
@@ -57,6 +58,16 @@ def test_separation_compares_pairs_of_one_class_with_pairs_of_two() -> None:
     assert separation(Z, np.zeros(23, dtype=int)) is None
     assert separation(Z[:2], np.array([0, 1])) is None
     assert separation(np.ones((3, 2)), np.array([0, 0, 1])) is None  # all in one place
+
+
+def test_uniformity_of_a_class_is_over_pairs_with_one_of_it() -> None:
+    z = [row / np.sqrt((row**2).sum()) for row in Z]
+    for k in range(3):
+        pairs = [(i, j) for i in range(23) for j in range(23) if i != j and Y[i] == k]
+        potential = [np.exp(-2 * ((z[i] - z[j]) ** 2).sum()) for i, j in pairs]
+        assert uniformity_per_class(Z, Y, 4)[k] == pytest.approx(np.log(np.mean(potential)), rel=1e-12)
+    assert uniformity_per_class(Z, Y, 4)[3] is None
+    assert uniformity_per_class(Z[:1], Y[:1], 3) == [None] * 3
 
 
 def test_by_hand() -> None:

@@ -1,5 +1,6 @@
 """Traces against what was answered, image by image; every run of a sweep leaves one that its record names."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,18 @@ def test_traces_that_cannot_be_read_are_not_there(tmp_path: Path) -> None:
     (folder / "cut.npz").write_bytes(b"PK\x03\x04")
     np.savez(folder / "evil.npz", x=np.array([{"a": 1}], dtype=object))
     np.savez(folder / "fine.npz", x=np.arange(2))
+    np.savez_compressed(folder / "flipped.npz", x=np.arange(5000))
+    whole = bytearray((folder / "flipped.npz").read_bytes())
+    for at in range(60, len(whole) - 60):  # whatever is wrong with it
+        (folder / "flipped.npz").write_bytes(bytes([*whole[:at], whole[at] ^ 255, *whole[at + 1 :]]))
+        found = Traces(tmp_path)({"id": "flipped", "trace": "traces/flipped.npz"})
+        assert found is None or set(found) <= {"x"}
+    header = np.lib.format.magic(1, 0) + (118).to_bytes(2, "little")
+    text = "{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,), }"
+    with zipfile.ZipFile(folder / "boast.npz", "w") as archive:
+        archive.writestr("x.npy", header + text.ljust(117).encode() + b"\n")
     read = Traces(tmp_path)
+    assert read({"id": "boast", "trace": "traces/boast.npz"}) is None
     assert read({"id": "cut", "trace": "traces/cut.npz"}) is None
     assert read({"id": "evil", "trace": "traces/evil.npz"}) is None
     assert read({"id": "gone", "trace": "traces/gone.npz"}) is None

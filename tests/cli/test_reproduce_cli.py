@@ -35,8 +35,8 @@ def test_every_recipe_runs_small(name: str, folder: Path) -> None:
         printed = [float(number) for number in re.findall(r"(?<![\d.+-])\d+(?:\.\d+)?(?![\d.])", line)]
         assert set(numbers.values()) <= set(printed)  # the paper's numbers are those of its table
     for figure in recipe.figures:
-        assert list((folder / "figures").glob(f"{figure}*.pdf")), figure
-        assert list((folder / "figures").glob(f"{figure}*.svg")), figure
+        assert list((folder / "figures" / f"{name}-small").glob(f"{figure}*.pdf")), figure
+        assert list((folder / "figures" / f"{name}-small").glob(f"{figure}*.svg")), figure
 
 
 def test_all_are_listed() -> None:

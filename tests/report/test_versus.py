@@ -93,3 +93,21 @@ def test_a_failed_run_is_a_missing_one() -> None:
     failed = [{**r, "results": {}} if r["id"] == "c0" else r for r in RECORDS]
     found = {r["id"]: r for r in failed if r["results"]}
     assert values_of(("tsd", "B"), ENTRIES, found) == pytest.approx({1: 80.0})
+
+
+def test_doubts_are_said() -> None:
+    other = [{**r, "environment": {"device": "A6000" if r["id"].endswith("0") else "cpu"}} for r in RECORDS]
+    other[0] = {**other[0], "results": {"accuracy": 0.5, "broken": 7}, "settings": {"seed": 0, "method": "tsd"}}
+    text = " ".join(render(versus("t", ENTRIES, other), "terminal").split())
+    assert "environments differ in device (cpu, A6000)" in text
+    assert "could not be read (1)" in text
+
+
+def test_cells_with_fewer_seeds_are_counted() -> None:
+    text = " ".join(render(versus("t", ENTRIES, [r for r in RECORDS if r["id"] != "c1"]), "terminal").split())
+    assert "2 of our cells rest on fewer than 2 seeds" in text  # B, and the average
+
+
+def test_seconds_say_that_they_are_sums() -> None:
+    table = versus("t", {("x", "t"): Entry(runs=((0, "d0"),), metric="seconds")}, RECORDS)
+    assert table.caption.startswith("Seconds, all targets of a seed together.")

@@ -19,8 +19,10 @@ from trueup.data.datasets import Dataset
 from trueup.source.nets import build
 from trueup.source.recipe import Given, Recipe
 
-PROBE, OUTPUTS = 4, 10  # images of a probe, and what its network answers with
+PIXELS = 256 * 256  # of all images of a probe, four at least and as many as a batch at most
+OUTPUTS = 10
 SEVERITIES = 5  # of which a run sees one
+CLEAN = 50_000  # images that models for corrupted CIFAR are trained on
 SLICES = 10  # of a case of masks in volumes, more or less
 
 
@@ -34,12 +36,14 @@ class Pace:
 
 @cache
 def pace(network: str, size: int, device: str) -> Pace:
-    """Measured with random weights, once to warm up and once to count."""
+    """Measured with random weights: twice to warm up, then the faster of two."""
+    count = max(4, min(64, PIXELS // size**2))
     model = build(network, OUTPUTS, size=size).to(device).train()
-    x = torch.randn(PROBE, 3, size, size, device=device)
+    x = torch.randn(count, 3, size, size, device=device)
     seconds = []
     for backward in (False, True):
-        for _ in range(2):
+        times = []
+        for _ in range(4):
             start = time.perf_counter()
             with torch.set_grad_enabled(backward):
                 answer = model(x)
@@ -47,8 +51,8 @@ def pace(network: str, size: int, device: str) -> Pace:
                 if backward:
                     F.softmax(logits.float(), dim=1).square().mean().backward()
                 float(logits.detach().float().mean())  # waits for the device
-            last = time.perf_counter() - start
-        seconds.append(last / PROBE)
+            times.append(time.perf_counter() - start)
+        seconds.append(min(times[2:]) / count)
     return Pace(*seconds)
 
 
@@ -64,7 +68,9 @@ def images(dataset: Dataset, domain: str) -> int:
 def _on_card(dataset: Dataset, name: str) -> int:
     card = get_card(dataset.name)
     if card.kind == "corruptions":
-        return card.domains.get(name, 0) // SEVERITIES or next(iter(card.domains.values())) // SEVERITIES
+        if name == dataset.clean:
+            return CLEAN
+        return card.domains[name] // SEVERITIES
     return card.domains[name] * (SLICES if card.kind == "masks" and card.name != "fundus" else 1)
 
 
@@ -77,6 +83,8 @@ def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
     if run.select == "default" or isinstance(run.source, Given):
         return seconds
     candidates = len(grid(run.method, run.hyper, dataset.task))
+    if get_method(run.method, dataset.task).features_only:
+        candidates = min(candidates, 1)  # they share a pass of the backbone
     held = sum(images(dataset, name) for name in dataset.sources(run.targets)) * run.source.holdout
     return seconds + candidates * (held * each if run.select == "source" else seconds)
 

@@ -41,12 +41,23 @@ def alignment(features: Floats, labels: Indices, classes: int) -> list[float | N
 
 def uniformity(features: Floats) -> float | None:
     """log of the mean of exp(-2 d²) over all pairs on the sphere; None without a pair. Low is good: spread out."""
+    n = len(features)
+    return float(np.log(_potential(features).sum() / (n * (n - 1)))) if n > 1 else None
+
+
+def uniformity_per_class(features: Floats, labels: Indices, classes: int) -> list[float | None]:
+    """The same over pairs of which the first is of a class and the second any other; None for a class without one."""
+    sums, n = _potential(features).sum(axis=1), len(features)
+    means = [sums[labels == k] / (n - 1) if n > 1 else sums[:0] for k in range(classes)]
+    return [float(np.log(some.mean())) if len(some) else None for some in means]
+
+
+def _potential(features: Floats) -> Floats:
+    """exp(-2 d²) of every two features on the sphere; of one with itself 0."""
     z = unit(features)
-    n = len(z)
-    if n < 2:
-        return None
-    squared = 2 - 2 * (z @ z.T)
-    return float(np.log((np.exp(-2 * squared[np.triu_indices(n, k=1)])).mean()))
+    found: Floats = np.exp(-4 * (1 - z @ z.T))
+    np.fill_diagonal(found, 0.0)
+    return found
 
 
 def separation(features: Floats, labels: Indices) -> float | None:
@@ -76,6 +87,7 @@ def measure_features(features: Floats, labels: Indices, at: Indices, classes: in
         "uniformity": uniformity(features),
         "separation": separation(features, labels),
         "alignment_per_class": each,
+        "uniformity_per_class": uniformity_per_class(features, labels, classes),
         "along": {
             "images": [int(at[part[-1]]) + 1 for part in parts],
             "alignment": [_mean(alignment(features[part], labels[part], classes)) for part in parts],

@@ -67,13 +67,16 @@ class ClassJudge:
 
     def trace(self) -> dict[str, NDArray[Any]]:
         """Label, prediction, entropy in nats and confidence of each image."""
-        probs = np.concatenate(self.probs)
+        found: dict[str, list[NDArray[Any]]] = {"prediction": [], "entropy": [], "confidence": []}
+        for probs in self.probs:  # one batch at a time: with many images and classes copies of all would be large
+            found["prediction"].append(probs.argmax(axis=1).astype(np.int16))
+            entropy = -(probs * np.log(np.clip(probs, 1e-30, None))).sum(axis=1)
+            found["entropy"].append(entropy.astype(np.float32))
+            found["confidence"].append(probs.max(axis=1).astype(np.float32))
         return {
             **_places(self.place, self.indices),
             "label": self.place.labels[np.concatenate(self.indices)].astype(np.int16),
-            "prediction": probs.argmax(axis=1).astype(np.int16),
-            "entropy": -(probs * np.log(np.clip(probs, 1e-30, None))).sum(axis=1).astype(np.float32),
-            "confidence": probs.max(axis=1).astype(np.float32),
+            **{name: np.concatenate(parts) for name, parts in found.items()},
         }
 
 

@@ -86,11 +86,16 @@ class Stage:
     passes: dict[str, Pass | None] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
 
-    def run(self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True) -> Outcome:
-        """The method over the whole stream; `share` lets it start from features that another has computed."""
+    def run(
+        self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True, trace: bool = True
+    ) -> Outcome:
+        """The method over the whole stream; `share` lets it start from features that another has computed.
+
+        Without `trace` nobody listens to features, and what was said of each image is not kept.
+        """
         shared = self.shared(method, progress) if share else None
         listener = Listener(sum(map(len, self.stream)))
-        heard = method if self.structures else listener.to(method)
+        heard = method if self.structures or not trace else listener.to(method)
         if shared is not None:
             watch_memory(self.device)
             adapter, stream = Adapter(shared.head, heard, seed=self.seed), iter(shared.features)
@@ -114,16 +119,16 @@ class Stage:
         memory = peak_memory(self.device)
         if shared is not None:  # the pass is part of the cost of everyone who uses it
             seconds, memory = seconds + shared.seconds, max(memory, shared.memory)
-        trace = judge.trace() | listener.trace()
+        said = judge.trace() | listener.trace() if trace else {}
         results = judge.results() | {"updates": updates}
-        results |= listener.results(trace["label"], len(results["per_class"])) if listener.at else {}
+        results |= listener.results(said["label"], len(results["per_class"])) if listener.at else {}
         results["broken"] = sum(map(len, self.stream)) - results["images"]
         if results["broken"]:
             results["broken_files"] = sorted(self.loader.broken.values())[:20]
         results |= {"refused": refused.batches} if refused is not None else {}
         results |= {"guard": dict(adapter.health.events)} if self.guard else {}
         speed = results["images"] / seconds
-        return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory}, trace)
+        return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory}, said)
 
     def adapter(self, method: Method) -> Adapter:
         """A fresh adapter of the model."""

@@ -36,7 +36,8 @@ def choose(
         try:
             for stage in stages:
                 tick()
-                scores.append(stage.run(make_method(method, {**fixed, **candidate}, task)).results[score] or 0.0)
+                outcome = stage.run(make_method(method, {**fixed, **candidate}, task), trace=False)
+                scores.append(outcome.results[score] or 0.0)
             search.append({**candidate, score: float(np.mean(scores))})
         except ValueError as error:  # a learning rate may be too large; that is what a search is for
             search.append({**candidate, score: 0.0, "error": str(error)})

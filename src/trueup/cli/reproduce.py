@@ -96,9 +96,9 @@ def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
         what = f"{run['method']} on {run['dataset']}/{run['target']}, {run['network']}, seed {run['seed']}"
         console.print(f"[red]failed:[/] {what}: {record['error']}", highlight=False, soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
-    place = out / (f"{wanted.recipe}-small" if wanted.small else wanted.recipe)
+    place = out / name_of(wanted)
     for form, suffix in FORMS.items():
-        place.with_suffix(suffix).write_text(render(table, form))
+        (out / f"{place.name}{suffix}").write_text(render(table, form))
     console.print(f"table in {place}.md, .tex and .csv", highlight=False, soft_wrap=True)
     if recipe.figures and records:
         files = figures_of(wanted, records, out)
@@ -115,15 +115,20 @@ def table_of(wanted: Reproduction, records: list[Record]) -> Table:
         stand_ins = ", ".join(wanted.dataset)
         notes.insert(0, f"small: on {stand_ins}, with small networks; the differences from the paper mean nothing")
     title = f"{recipe.title}: ours, the paper's, the difference" if recipe.table else recipe.title
-    literature = [row for row in recipe.numbers["mean"] if row not in recipe.row_settings()]
-    return versus(title, entries, records, notes=notes, literature=literature)
+    return versus(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
 
 
 def figures_of(wanted: Reproduction, records: list[Record], out: Path) -> list[Path]:
     """Draw the recipe's figures into OUT/figures: the PNG files."""
     found = plates(records, Traces(out))
     chosen = [plate for plate in found if plate.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
-    return [save(plate, out / "figures", labels=labels_of(found))[0] for plate in chosen]
+    folder = out / "figures" / name_of(wanted)
+    return [save(plate, folder, labels=labels_of(found))[0] for plate in chosen]
+
+
+def name_of(wanted: Reproduction) -> str:
+    """What the files of a reproduction are called."""
+    return f"{wanted.recipe}-small" if wanted.small else wanted.recipe
 
 
 def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:

@@ -133,7 +133,8 @@ def _batch_sizes(group: Group) -> list[Plate]:
     notes = [f"{_first_upper(note)}." for note in doubts(group.records, 0) if note.startswith("environments")]
     caption = [
         f"Mean over target{'s' * (len(targets) > 1)} {', '.join(targets)}, then over seeds; bars: ± one sample "
-        "standard deviation over seeds. Time: all of a run by its number of images; memory: peak of the process.",
+        "standard deviation over seeds. Time: all of a run by its number of images; memory: peak of the device, or of "
+        "the process on a CPU.",
         *notes,
         group.setting,
         group.seeds,
@@ -147,7 +148,8 @@ def _by_size(line: Line, metric: Metric, targets: Sequence[str], sizes: Sequence
     found = {}
     for size in sizes:
         rows = line.complete([(target, size) for target in targets], metric).values()
-        turned = [[1000 / value if per_image else _scaled(metric, value) for value in row if value] for row in rows]
+        fit = [row for row in rows if all(row) or not per_image]  # nobody waits for ever
+        turned = [[1000 / value if per_image else _scaled(metric, value) for value in row] for row in fit]
         means = [np.array([sum(row) / len(row)]) for row in turned if row]
         if means:
             found[size] = mean_and_deviation(means)

@@ -1,6 +1,6 @@
 """Before and after adaptation: which classes are taken for which, and how features lie."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def _confusion(group: Group, trace: Lookup) -> list[Plate]:
 
 
 def _where(target: str, run: Run) -> str:
-    return f"Target {target}, where adapting changed most; seed {run[0]}."
+    return f"Target {target}, of those with traces the one where adapting changed most; seed {run[0]}."
 
 
 def _embedding(group: Group, trace: Lookup) -> list[Plate]:
@@ -152,13 +152,17 @@ def _geometry(group: Group) -> list[Plate]:
     if not pairs or line is None or group.base is None:
         return []
     labels = group.base.label, line.label
-    panels: list[Panel] = [*_by_class(pairs, labels), *_over_stream(group), _plane(group)]
+    alike = in_common(group)
+    by_class = [panel for name in BOTH for panel in _by_class(pairs, labels, name)]
+    panels: list[Panel] = [*by_class, *_over_stream(alike), _plane(alike)]
     caption = (
         "Alignment: the mean squared distance between features of two images of one class; low means that a class is "
         "held tightly together. Uniformity: the logarithm of the mean of exp(−2 d²) over all pairs; low means that "
         "features spread over the whole sphere. Low is good for both, and only for both together: a network that gives "
         f"all images the same features has perfect alignment. {_verdict(pairs, line.label, group.base.label)} "
-        f"Features have length 1; classes are the true ones. Means over targets and seeds. "
+        "Of a class: pairs with at least one image of it. "
+        f"Features have length 1; classes are the true ones. Means over targets and seeds; bars: ± one sample standard "
+        f"deviation over them.{_left_out(group, alike)} "
         f"{group.setting} {group.seeds}"
     )
     title = f"{group.title}: alignment and uniformity of features"
@@ -178,9 +182,38 @@ def _verdict(pairs: Sequence[tuple[Record, Record]], after: str, before: str) ->
     return f"Here {after} {' and '.join(said)} (mean of {runs} beside {before})."
 
 
-def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str]) -> list[Bars]:
-    """Bars of both for each class, over runs where both have a number for it."""
-    lists = [[pair[i]["results"].get("alignment_per_class") for pair in pairs] for i in (0, 1)]
+def in_common(group: Group) -> dict[str, list[Record]]:
+    """The records of each row on the targets and seeds that all rows have, by its label.
+
+    A row that has fewer than half of what the source has is left out rather than cutting down the others.
+    """
+    runs = {
+        line.label: {
+            (target, run): record
+            for target, by_run in line.runs.items()
+            for run, record in by_run.items()
+            if all(record["results"].get(name) is not None for name in BOTH)
+        }
+        for line in group.shown
+    }
+    full = len(runs[group.base.label]) if group.base else 0
+    runs = {label: found for label, found in runs.items() if 2 * len(found) >= full and found}
+    shared = set.intersection(*(set(found) for found in runs.values())) if runs else set()
+    return {label: [record for key, record in found.items() if key in shared] for label, found in runs.items()}
+
+
+def _left_out(group: Group, alike: Mapping[str, Sequence[Record]]) -> str:
+    """Which rows are missing, and of how many runs the lines are, where that is not all."""
+    count = len(next(iter(alike.values()), ()))
+    most = max((sum(map(len, line.runs.values())) for line in group.shown), default=0)
+    missing = [line.label for line in group.shown if line.label not in alike]
+    said = f" Lines and points: the {count} of {most} runs that all these methods have." if count < most else ""
+    return said + (f" Not shown, with too few runs: {', '.join(missing)}." if missing else "")
+
+
+def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], name: str) -> list[Bars]:
+    """Bars of one of the two for each class, over runs where both sides have a number for it."""
+    lists = [[pair[i]["results"].get(f"{name}_per_class") for pair in pairs] for i in (0, 1)]
     if any(not each for some in lists for each in some) or len({len(each) for some in lists for each in some}) != 1:
         return []
     old, new = (np.array([[np.nan if v is None else v for v in each] for each in some]) for some in lists)
@@ -195,42 +228,40 @@ def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str]) -> 
         curves.append(Curve(label, tuple(map(float, range(len(shown)))), mean, spread))
     few = f", the {CLASSES} of {old.shape[1]} classes that changed most" if old.shape[1] > len(shown) else ""
     x = Axis("true class", tuple(str(k) for k in shown))
-    return [Bars(f"alignment by class{few}", x, Axis("alignment (low is good)"), tuple(curves))] if len(shown) else []
+    return [Bars(f"{name} by class{few}", x, Axis(f"{name} (low is good)"), tuple(curves))] if len(shown) else []
 
 
 def _down(table: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array(mean_and_deviation(list(table))[0])
 
 
-def _over_stream(group: Group) -> list[Lines]:
+def _over_stream(alike: Mapping[str, Sequence[Record]]) -> list[Lines]:
     """Both over windows of the stream, for every row that has them."""
     panels = []
     for name in BOTH:
         curves = []
-        for line in group.shown:
-            runs = [r["results"].get("along") for by_run in line.runs.values() for r in by_run.values()]
+        for label, records in alike.items():
+            runs = [record["results"].get("along") for record in records]
             along = [each for each in runs if each and each.get("images") and each.get(name)]
             if not along or len({len(each[name]) for each in along}) != 1 or len(along[0][name]) < 2:
                 continue
             values = [np.array([np.nan if v is None else v for v in each[name]], dtype=np.float64) for each in along]
             ends = [100 * np.array(each["images"]) / each["images"][-1] for each in along]
             mean, _ = mean_and_deviation(values)  # targets lie far apart: their deviation would hide the lines
-            curves.append(Curve(line.label, mean_and_deviation(ends)[0], mean))
+            curves.append(Curve(label, mean_and_deviation(ends)[0], mean))
         if curves:
             x, y = Axis("% of the stream seen"), Axis(f"{name} (low is good)")
             panels.append(Lines(f"{name} along the stream", x, y, tuple(curves)))
     return panels
 
 
-def _plane(group: Group) -> Lines:
+def _plane(alike: Mapping[str, Sequence[Record]]) -> Lines:
     """A point of each row: uniformity to the right, alignment upwards."""
     curves = []
-    for line in group.shown:
-        results = [r["results"] for by_run in line.runs.values() for r in by_run.values()]
-        points = [(r.get("uniformity"), r.get("alignment")) for r in results]
-        there = np.array([point for point in points if None not in point], dtype=np.float64)
-        if len(there):
-            x, y = there.mean(axis=0)
-            curves.append(Curve(line.label, (float(x),), (float(y),)))
+    for label, records in alike.items():
+        points = np.array([[r["results"][name] for name in ("uniformity", "alignment")] for r in records])
+        if len(points):
+            x, y = points.mean(axis=0)
+            curves.append(Curve(label, (float(x),), (float(y),)))
     title = "both: the lower left is good"
     return Lines(title, Axis("uniformity (low is good)"), Axis("alignment (low is good)"), tuple(curves))

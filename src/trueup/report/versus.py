@@ -7,10 +7,10 @@ from dataclasses import replace
 from trueup.bench.records import Entry
 from trueup.report.lines import Record, done
 from trueup.report.metrics import METRICS, Metric
-from trueup.report.tables import Cell, Column, Row, Table
+from trueup.report.tables import Cell, Column, Row, Table, doubts
 
 SUMMED = ("seconds",)  # over the targets of a seed; all else is averaged
-UNITS = {"peak_memory_mb": (1 / 1024, "peak memory in GB")}
+UNITS = {"peak_memory_mb": (1 / 1024, "peak memory in GB"), "seconds": (1.0, "seconds, all targets of a seed together")}
 PLAIN = Metric("number", "number", "results", digits=2)
 Entries = Mapping[tuple[str, str], Entry]
 
@@ -39,6 +39,11 @@ def versus(
             cells[row] += _cells(ours.get((row, name), {}), here.get(row, Entry()))[: len(kinds)]
     missing = sum(not ours[key] for key in entries if key[0] not in literature)
     said = [f"{missing} of our cells are empty: their runs are not finished"] if missing else []
+    seeds = {seed for values in ours.values() for seed in values}
+    fewer = sum(0 < len(ours[key]) < len(seeds) for key in entries if entries[key].counted is None)
+    said += [f"{fewer} of our cells rest on fewer than {len(seeds)} seeds"] if fewer else []
+    used = {name for entry in entries.values() for _, name in entry.runs}
+    said += doubts([record for name, record in found.items() if name in used], 0)
     said += [f"from the literature, as the paper prints it: {', '.join(literature)}"] if literature else []
     return Table(
         title=title,
