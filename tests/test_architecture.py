@@ -20,8 +20,9 @@ ALLOWED = {
     "memory": set(),
     "ring": set(),
     "rules": {"core"},
-    "core": {"version", "atomic"},
-    "methods": {"core", "losses", "memory", "ring"},
+    "augment": set(),
+    "core": {"version", "atomic", "augment"},
+    "methods": {"core", "losses", "memory", "ring", "augment"},
     "testing": {"core", "methods", "losses", "memory", "ring"},
     "data": {"atomic"},
     "source": {"core", "data"},
@@ -35,7 +36,7 @@ EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplot
 EXTRAS += " pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())
 # Torch, numpy, safetensors: no more.
-BARE = {"version", "atomic", "losses", "memory", "ring", "rules", "core", "methods", "testing", "__init__"}
+BARE = {"version", "atomic", "losses", "memory", "ring", "augment", "rules", "core", "methods", "testing", "__init__"}
 
 
 def imports(path: Path) -> set[str]:

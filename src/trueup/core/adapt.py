@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from trueup.augment import pixels_of
 from trueup.core.adapter import Adapter
 from trueup.core.guard import Guard
 from trueup.core.method import Method
@@ -24,6 +25,8 @@ def adapt(
     output: Callable[[Any], Tensor] | None = None,
     example: Tensor | None = None,
     multilabel: bool = False,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     seed: int = 0,
     **hyper: Any,
 ) -> Adapter:
@@ -36,6 +39,8 @@ def adapt(
     output: a function from what the model returns to its logits, where that is not a tensor.
     example: a batch to find the head with now; otherwise the first batch serves.
     multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
+    mean, std: how images were normalised, for methods that look at changed views of them; without these, views keep
+        to changes that need no range, and nothing is clipped.
     seed: of the adapter's own random stream.
     """
     given: Mapping[str, Any] | None = None
@@ -54,5 +59,5 @@ def adapt(
     watch = Guard() if guard is True else guard or None
     return Adapter(
         model, method, guard=watch, head=head, output=output, example=example,
-        multilabel=multilabel, seed=seed, given=given,
+        multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std),
     )  # fmt: skip

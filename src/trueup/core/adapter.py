@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from trueup.augment import Pixels
 from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
 from trueup.core.describe import describe
@@ -25,6 +26,7 @@ from trueup.core.params import select
 from trueup.core.randomness import RandomStream
 from trueup.core.registry import suited
 from trueup.core.robust import LEAST
+from trueup.core.sharpness import backward, second_loss
 from trueup.core.snapshot import capture, restore
 from trueup.core.split import HeadNotFoundError, Output, SplitModel, as_logits, find_head, run
 from trueup.core.watch import Watch
@@ -47,6 +49,7 @@ class Adapter(nn.Module):
         seed: int = 0,
         given: Mapping[str, Any] | None = None,
         guard: Guard | None = None,
+        pixels: Pixels | None = None,
     ) -> None:
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
@@ -64,7 +67,7 @@ class Adapter(nn.Module):
         self._hooks: Method | PerLabel = method
         self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm).eval()
-        self.net.multilabel, self.training = multilabel, False
+        self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
         self.state = nn.Module()
         self.batches = self.updates = 0
         self._head, self._digest = head, ""
@@ -166,8 +169,12 @@ class Adapter(nn.Module):
             self._warn_once("the loss of %s does not depend on any selected parameter", self.method.info.name)
             return
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        again = partial(second_loss, self._hooks, self.net, self.state, out)
+        if (loss := backward(loss, parameters, self.method.radius, again)) is None:
+            optimizer.zero_grad(set_to_none=True)
+            return
+        grads = [p.grad for p in parameters if p.grad is not None]
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
         if not bool(size.isfinite()):
             log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
@@ -281,14 +288,6 @@ class Adapter(nn.Module):
         if self._watch is None:
             raise ValueError("this adapter has no guard: make it with adapt(..., guard=True)")
         return self._watch.health
-
-    def _source_digest(self) -> str:
-        """SHA-256 of the source model, worked out once."""
-        if not self._digest:
-            model = self.net.model
-            buffers = {} if self._built else dict(model.named_buffers())  # once built they are in the source
-            self._digest = files.digest({**dict(model.named_parameters()), **buffers, **self._source})
-        return self._digest
 
     def save(self, path: str | Path) -> None:
         """Write what adaptation has changed, with what `load` needs to refuse a foreign state."""

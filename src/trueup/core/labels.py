@@ -43,6 +43,9 @@ class PerLabel:
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
         """The mean over the labels; one that has nothing to learn counts as zero."""
+        if "first" in out.memo:
+            for seen, before in zip(out.memo["labels"], out.memo["first"]["labels"], strict=True):
+                seen.memo["first"] = before.memo
         each = [self.method.loss(net.of_label(k), seen, state[k]) for k, seen in enumerate(out.memo["labels"])]
         losses = [loss for loss in each if loss is not None]
         return torch.stack(losses).sum() / self.labels if losses else None

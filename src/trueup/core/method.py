@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trueup.core.params import Params
 from trueup.core.split import Output, SplitModel
-from trueup.core.statistics import POLICIES
+from trueup.core.statistics import policy_of
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -32,6 +32,16 @@ class Info:
     tasks: tuple[str, ...] = ("classification",)
     needs: tuple[str, ...] = ()
     unfit: str = ""
+    passes: str = "1 forward"
+    """What an image costs: forward and backward passes of the network."""
+    memory: str = "nothing"
+    """What it remembers of the stream; one that keeps images of users says so here and when it saves."""
+    images: bool = False
+    """Whether it keeps images of users."""
+    works: str = ""
+    """When it helps, in a sentence or two."""
+    breaks: str = ""
+    """And when it does harm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +49,22 @@ class Method:
     """Base of all methods. Only `observe` and `after` may write, and only to `state`."""
 
     norm: str = "source"
-    """Statistics of BatchNorm layers: "source", "batch", "ema" (running estimates that start at the source's), or
-    "robust" (such estimates, moved after the answer by one image at a time, by a frequent class less)."""
+    """Statistics of BatchNorm layers: "source"; "batch"; "ema" (running estimates that start at the source's); "mix",
+    "prior" (of the source's and the batch's: a fixed part, or by the number of images); "instance" (an image's own,
+    where they are far from the estimates); "robust" (estimates that move after the answer, one image at a time, by a
+    frequent class less). "ema:0.05", "mix:0.1", "prior:16", "instance:4" say the policy's number."""
     episodic: bool = False
     """Forget everything after each batch."""
 
     info: ClassVar[Info]
+    radius: ClassVar[float] = 0.0
+    """Of a sharpness-aware step: the loss is worked out again so far up its gradient, and that gradient is used."""
     features_only: ClassVar[bool] = False
     """Whether it looks at features and scores alone, so that several methods can share one pass of the backbone."""
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
-        one_of("norm", self.norm, tuple(POLICIES))
+        policy_of(self.norm)
         flag("episodic", self.episodic)
 
     def init(self, net: SplitModel) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trueup.core import files
 from trueup.core.copying import put
 from trueup.core.method import GradientMethod, whole
 from trueup.core.moments import Moment
@@ -30,6 +31,15 @@ IDENTITY = {
     "source": "another source model",
     "guard": "another guard, or none",
 }
+
+
+def _source_digest(adapter: Adapter) -> str:
+    """SHA-256 of the source model, worked out once."""
+    if not adapter._digest:
+        model = adapter.net.model
+        buffers = {} if adapter._built else dict(model.named_buffers())  # once built they are in the source
+        adapter._digest = files.digest({**dict(model.named_parameters()), **buffers, **adapter._source})
+    return adapter._digest
 
 
 def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -144,7 +154,7 @@ def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
         "hyperparameters": json.loads(json.dumps(hyper)),
         "seed": adapter._random.seed,
         "parameters": list(adapter.net.selected),
-        "source": adapter._source_digest()[:16],
+        "source": _source_digest(adapter)[:16],
         "guard": "" if adapter._watch is None else repr(adapter._watch.guard),
     }
 

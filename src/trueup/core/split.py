@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trueup.augment import Pixels
 from trueup.core.robust import Robust, Rows, usual, watching
 from trueup.core.statistics import normalizing
 
@@ -70,6 +71,7 @@ class SplitModel(nn.Module):
         self.label: int | None = None
         self.dense = self.multilabel = self.twice = False
         self.selected: dict[str, nn.Parameter] = {}
+        self.pixels: Pixels | None = None  # how its images were normalised, if that is known
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
         self._reading = False

@@ -1,6 +1,7 @@
-"""What BatchNorm layers normalise with: the source's statistics, the batch's, or running estimates.
+"""What BatchNorm layers normalise with: the source's statistics, the batch's, both mixed, or running estimates.
 
 "robust" estimates are used here as they stand, like the source's; `core/robust.py` moves them after a forward.
+"instance" is in `core/instance.py`.
 
 A policy is chosen for the time of one forward pass. The layers' own buffers are put back afterwards, also when the
 forward fails; only a policy that keeps estimates writes them, and only when the whole forward went well.
@@ -13,25 +14,56 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trueup.core.instance import correcting
+
 Moments = tuple[Tensor, Tensor]  # mean and biased variance per channel
 Optional = tuple[Tensor | None, Tensor | None]
 
-MOMENTUM = 0.1
+Rule = Callable[[Moments, Moments, float, int], Moments]
 
 
-def ema(running: Moments, batch: Moments) -> Moments:
-    """Running estimates: they start at the source's and move a tenth of the way to each batch's."""
-    return running[0].lerp(batch[0], MOMENTUM), running[1].lerp(batch[1], MOMENTUM)
+def ema(running: Moments, batch: Moments, rate: float, images: int) -> Moments:
+    """Running estimates: they start at the source's and move a part of the way to each batch's."""
+    return running[0].lerp(batch[0], rate), running[1].lerp(batch[1], rate)
 
 
-# A policy maps (running, batch) moments to those to normalise with and to keep; the gradient sees them as constants.
-# "source" and "batch" are torch's own two modes; in "batch" the gradient flows through the statistics.
-POLICIES: dict[str, Callable[[Moments, Moments], Moments] | None] = {
+def prior(running: Moments, batch: Moments, strength: float, images: int) -> Moments:
+    """The source's count for so many images, the batch's for as many as it has (Schneider et al., 2020)."""
+    return ema(running, batch, images / (images + strength), images)
+
+
+# A policy maps (running, batch) moments to those to normalise with; the gradient sees them as constants. "source" and
+# "batch" are torch's own two modes; in "batch" the gradient flows through the statistics. Behind a colon may stand the
+# policy's number: "ema:0.05".
+POLICIES: dict[str, Rule | None] = {
     "source": None,
     "batch": None,
     "ema": ema,
+    "mix": ema,
+    "prior": prior,
+    "instance": None,
     "robust": None,
 }
+NUMBERS = {"ema": 0.1, "mix": 0.1, "prior": 16.0, "instance": 4.0}
+"""How far estimates move; the batch's part; images that the source's count for; deviations that stay uncorrected."""
+KEEPING = ("ema", "instance", "robust")  # policies that remember
+
+
+def policy_of(norm: str) -> tuple[str, float]:
+    """A policy's name and number; a ValueError if there is no such policy."""
+    name, colon, number = norm.partition(":") if isinstance(norm, str) else ("", "", "")
+    if name not in POLICIES or (colon and name not in NUMBERS):
+        names = ", ".join(repr(name) for name in POLICIES)
+        raise ValueError(
+            f"norm={norm!r} must be one of {names}, where {', '.join(NUMBERS)} may have a number: 'ema:0.05'"
+        )
+    try:
+        value = float(number) if colon else NUMBERS.get(name, 0.0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= (1 if POLICIES[name] is ema else 1e6):
+        raise ValueError(f"norm={norm!r}: {number!r} is no number that {name!r} can have, such as {NUMBERS[name]:g}")
+    return name, value
 
 
 @contextmanager
@@ -41,8 +73,13 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
     With `update` the estimates of a policy that keeps some move to the batch first; else they are used as they stand. A
     layer that sees fewer than `fewest` values per channel keeps its own statistics: one value has no variance.
     """
-    rule = POLICIES[policy]
-    if policy in ("source", "robust") or (rule is not None and not update):
+    name, number = policy_of(policy)
+    if name == "instance":
+        with correcting(model, number, update=update):
+            yield
+        return
+    rule = POLICIES[name]
+    if name in ("source", "robust") or (name == "ema" and not update):
         yield
         return
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
@@ -56,14 +93,18 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
         elif rule is None:
             layer.running_mean = layer.running_var = None  # so that torch takes the batch's and updates nothing
         else:
-            assert layer.running_mean is not None
-            assert layer.running_var is not None
-            running = (layer.running_mean, layer.running_var)
+            # Estimates go on from where they are; a mixture is of the source's, also where policies are nested.
+            running_mean, running_var = (layer.running_mean, layer.running_var) if name == "ema" else kept[layer]
+            assert running_mean is not None
+            assert running_var is not None
+            running = (running_mean, running_var)
             variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
-            layer.running_mean, layer.running_var = rule(running, (mean.to(running[0]), variance.to(running[0])))
+            layer.running_mean, layer.running_var = rule(
+                running, (mean.to(running[0]), variance.to(running[0])), number, len(x)
+            )
 
     def put_back(layer: nn.Module, args: object, out: object) -> None:
-        if rule is None:
+        if name != "ema":
             assert isinstance(layer, _BatchNorm)
             layer.running_mean, layer.running_var = kept[layer]
 
@@ -77,11 +118,11 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
             handle.remove()
         for layer, (mean, variance) in kept.items():
             layer.running_mean, layer.running_var = mean, variance
-    if rule is not None:
-        _keep(list(kept.values()), used)
+    if name == "ema":
+        keep(list(kept.values()), used)
 
 
-def _keep(running: Sequence[Optional], used: Sequence[Optional]) -> None:
+def keep(running: Sequence[Optional], used: Sequence[Optional]) -> None:
     """Copy moments into the running estimates, unless they are not finite."""
     pairs = [(r, u) for old, new in zip(running, used, strict=True) for r, u in zip(old, new, strict=True)]
     if not all(u is None or bool(u.isfinite().all()) for _, u in pairs):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.statistics import MOMENTUM
+from trueup.core.statistics import NUMBERS
 from trueup.testing.case import Case, SkipCheck, frozen_tensors, play, same
 from trueup.testing.checks.contract import check
 
@@ -78,8 +78,8 @@ def _by_hand(model: nn.Module, x: Tensor, policy: str, running: dict[int, list[T
             if policy == "batch":
                 mean, var = batch_mean, batch_var
             elif policy == "ema":
-                mean = (1 - MOMENTUM) * mean + MOMENTUM * batch_mean
-                var = (1 - MOMENTUM) * var + MOMENTUM * batch_var
+                mean = (1 - NUMBERS["ema"]) * mean + NUMBERS["ema"] * batch_mean
+                var = (1 - NUMBERS["ema"]) * var + NUMBERS["ema"] * batch_var
                 running[i] = [mean, var]
             x = (x - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt()
             x = x * model.get_parameter(f"bn{i}.weight").view(1, -1, 1, 1)

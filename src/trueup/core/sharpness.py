@@ -1,0 +1,54 @@
+"""Sharpness-aware gradients (Foret et al., 2021): that of the loss where it rises most within a radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core.labels import PerLabel
+from trueup.core.method import Method
+from trueup.core.split import Output, SplitModel
+
+
+def second_loss(hooks: Method | PerLabel, net: SplitModel, state: Any, out: Output) -> Tensor | None:
+    """The loss of a batch once more, with the parameters as they are now; `memo["first"]` is the memo of before."""
+    with net.reading():
+        second = hooks.forward(net, out.x, state)
+    second.memo["first"] = out.memo
+    return hooks.loss(net, second, state)
+
+
+def backward(
+    loss: Tensor, parameters: Sequence[nn.Parameter], radius: float, again: Callable[[], Tensor | None]
+) -> Tensor | None:
+    """Fill in the gradient of a loss, and return the loss that it is of; None if there is none to take a step by.
+
+    With a radius the parameters go that far along the gradient, `again` works out the loss there, and they come back,
+    to the bit, also when it fails.
+    """
+    loss.backward()
+    if not radius:
+        return loss
+    moved = [p for p in parameters if p.grad is not None]
+    length = torch.nn.utils.get_total_norm([p.grad for p in moved if p.grad is not None])
+    if not bool(length.isfinite()):
+        return loss  # whoever steps sees that
+    before = [p.detach().clone() for p in moved]
+    try:
+        with torch.no_grad():
+            for p in moved:
+                assert p.grad is not None
+                p.add_(p.grad, alpha=float(radius / (length + 1e-12)))
+                p.grad = None
+        second = again()
+        if second is None or not second.requires_grad:
+            return None
+        second.backward()
+        return second
+    finally:
+        with torch.no_grad():
+            for p, value in zip(moved, before, strict=True):
+                p.copy_(value)
