@@ -36,7 +36,7 @@ MUTANTS = [
     (
         "statistics: a second pass moves the estimates",
         "core/statistics.py",
-        "(rule is not None and not update)",
+        '(name == "ema" and not update)',
         "False",
     ),
     (
@@ -590,8 +590,8 @@ MUTANTS = [
     (
         "robust: the batch's own statistics answer",
         "core/statistics.py",
-        'if policy in ("source", "robust") or',
-        'if policy in ("source",) or',
+        'elif name in ("source", "robust") or',
+        'elif name in ("source",) or',
     ),
     ("robust: a frequent class weighs as much", "core/robust.py", ".clamp(max=1)", ".clamp(min=1, max=1)"),
     (

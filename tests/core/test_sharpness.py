@@ -52,10 +52,8 @@ def test_a_step_by_hand() -> None:
     first, kept = loss_at(theta)
     grads = torch.autograd.grad(first, theta, allow_unused=True)
     length = torch.sqrt(sum((g.square().sum() for g in grads if g is not None), torch.zeros(())))
-    up = [
-        p if g is None else (p + 0.1 * g / length).detach().requires_grad_(True)
-        for p, g in zip(theta, grads, strict=True)
-    ]
+    steps = [torch.zeros_like(p) if g is None else 0.1 * g / length for p, g in zip(theta, grads, strict=True)]
+    up = [(p + step).detach().requires_grad_(True) for p, step in zip(theta, steps, strict=True)]
     second = torch.autograd.grad(loss_at(up, kept)[0], up, allow_unused=True)
     for name, p, g in zip(names, theta, second, strict=True):
         expected = p.detach() if g is None else p.detach() - 0.5 * g

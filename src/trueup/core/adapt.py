@@ -39,8 +39,7 @@ def adapt(
     output: a function from what the model returns to its logits, where that is not a tensor.
     example: a batch to find the head with now; otherwise the first batch serves.
     multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
-    mean, std: how images were normalised, for methods that look at changed views of them; without these, views keep
-        to changes that need no range, and nothing is clipped.
+    mean, std: how images were normalised, for methods that look at views of them; without, no view is clipped.
     seed: of the adapter's own random stream.
     """
     given: Mapping[str, Any] | None = None
@@ -56,8 +55,7 @@ def adapt(
         raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
     if not isinstance(guard, bool | Guard | None):
         raise TypeError(f"guard must be True, False or a Guard, not {type(guard).__name__}")
-    watch = Guard() if guard is True else guard or None
     return Adapter(
-        model, method, guard=watch, head=head, output=output, example=example,
+        model, method, guard=Guard() if guard is True else guard or None, head=head, output=output, example=example,
         multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std),
     )  # fmt: skip

@@ -77,11 +77,17 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
     if name == "instance":
         with correcting(model, number, update=update):
             yield
-        return
-    rule = POLICIES[name]
-    if name in ("source", "robust") or (name == "ema" and not update):
+    elif name in ("source", "robust") or (name == "ema" and not update):
         yield
-        return
+    else:
+        with _following(model, name, number, fewest):
+            yield
+
+
+@contextmanager
+def _following(model: nn.Module, name: str, number: float, fewest: int) -> Iterator[None]:
+    """Put the moments of a policy in the place of the layers' own, call by call."""
+    rule = POLICIES[name]
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     kept = {layer: (layer.running_mean, layer.running_var) for layer in layers}
 
@@ -94,14 +100,12 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
             layer.running_mean = layer.running_var = None  # so that torch takes the batch's and updates nothing
         else:
             # Estimates go on from where they are; a mixture is of the source's, also where policies are nested.
-            running_mean, running_var = (layer.running_mean, layer.running_var) if name == "ema" else kept[layer]
-            assert running_mean is not None
-            assert running_var is not None
-            running = (running_mean, running_var)
-            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
-            layer.running_mean, layer.running_var = rule(
-                running, (mean.to(running[0]), variance.to(running[0])), number, len(x)
-            )
+            mean, variance = (layer.running_mean, layer.running_var) if name == "ema" else kept[layer]
+            assert mean is not None
+            assert variance is not None
+            batch = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+            moments = (batch[1].to(mean), batch[0].to(mean))
+            layer.running_mean, layer.running_var = rule((mean, variance), moments, number, len(x))
 
     def put_back(layer: nn.Module, args: object, out: object) -> None:
         if name != "ema":
