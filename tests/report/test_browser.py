@@ -1,74 +1,19 @@
 """The page in a real browser: Debian's Chromium, driven by Playwright."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from studies import WIDE, record, study
 from test_page import NASTY, hostile, plates, sweeps, thousand
+from visits import Visit, column, seen
 
 from trueup.report.page import page
 from trueup.report.render import render
 from trueup.report.tables import tables
 
-api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
 BOTH = (("source", 0.5), ("tsd", 0.6))
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs a browser: install the Debian package chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    # Root has no sandbox to be put into.
-    flags = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    with api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=PROGRAM, args=flags)
-        yield chromium
-        chromium.close()
-
-
-class Visit:
-    """A page that is open; on leaving, nothing may have been complained of or asked for."""
-
-    def __init__(self, browser: Any, folder: Path, document: str, **options: Any) -> None:
-        file = folder / "report.html"
-        file.write_text(document, encoding="utf-8")
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        self.context.on("request", lambda request: self.asked.append(request.url))
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
-        self.page.goto(file.as_uri())
-        self.home = file.as_uri()
-
-    def __enter__(self) -> Any:
-        return self.page
-
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        self.context.close()
-        if kind is None:
-            assert self.said == []
-            # A picture inside the file is no request that leaves.
-            assert {url for url in self.asked if not url.startswith("data:")} == {self.home}
-
-
-def column(view: Any, at: int, where: str = "#results .numbers") -> list[str]:
-    script = "([where, at]) => [...document.querySelector(where).tBodies[0].rows].filter(r => !r.hidden)"
-    found = view.evaluate(script + ".map(r => r.cells[at].innerText.split(/\\s/)[0])", [where, at])
-    return [str(text) for text in found]
-
-
-def seen(view: Any, where: str) -> list[str]:
-    return [str(text) for text in view.locator(where).all_inner_texts() if text]
 
 
 # Tables

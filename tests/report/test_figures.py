@@ -1,5 +1,6 @@
 """Plates as files: in every form, with their words, the same bytes each time."""
 
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ from PIL import Image
 from traced import study
 
 from trueup.report.figures import FORMS, draw, save
-from trueup.report.palette import COLOURS, INK, labels_of, style
+from trueup.report.palette import COLOURS, INK, OUTLINES, labels_of, style
 from trueup.report.plates import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture, Plate
 from trueup.report.series import plates
 
@@ -80,6 +81,52 @@ def test_nothing_is_cut_off_or_drawn_over(tmp_path: Path) -> None:
         assert min(box.y0 for box in axes) >= caption.y1 - 2, made.name
         assert caption.y0 >= 0
         assert title.y1 <= page.y1
+
+
+@pytest.mark.parametrize("letters", [35, 130])
+def test_long_names_leave_the_plot_its_room(letters: int) -> None:
+    """Ticks are shortened and told apart; names wrap; what turned ticks take is added to the height."""
+    ticks = tuple(f"{'a' * (letters - 1)}{i}" for i in range(6))
+    curves = tuple(Curve(f"{('methods.tsd_with_' * 8)[:letters]}{i}", LONG[:6], LONG[:6]) for i in range(9))
+    panel, plain = (Bars(ticks[0] * 2, Axis("across", names), Axis("up"), curves) for names in (ticks, tuple("abcdef")))
+    figures = [draw(plate(each, columns=1)) for each in (panel, plain)]
+    for figure in figures:
+        figure.canvas.draw()
+    renderer = figures[0].canvas.get_renderer()
+    words = [text.get_text() for text in figures[0].axes[0].get_xticklabels()]
+    assert len(set(words)) == 6
+    assert max(map(len, words)) <= 20
+    (legend,), (axis,) = figures[0].legends, figures[0].axes
+    assert legend.get_window_extent(renderer).x1 <= figures[0].bbox.x1
+    assert axis.get_tightbbox(renderer).y1 <= legend.get_window_extent(renderer).y0 + 2
+    assert axis.get_tightbbox(renderer).x1 <= figures[0].bbox.x1
+    high, usual = (figure.axes[0].get_window_extent(figure.canvas.get_renderer()).height for figure in figures)
+    assert high > 0.9 * usual
+
+
+def test_a_plate_higher_than_a_page_becomes_several_files(tmp_path: Path) -> None:
+    """Twenty panels in two columns: each is there once, in order, and a file of one page keeps its name."""
+    panels = [Lines(f"number {i}.", Axis("across"), Axis("up"), CURVES) for i in range(20)]
+    files = save(plate(*panels), tmp_path, ["svg"])
+    assert [file.name for file in files] == [f"a-plate-{i + 1}.svg" for i in range(len(files))]
+    found = []
+    for file in files:
+        root = ElementTree.parse(file).getroot()
+        assert float(root.attrib["height"].removesuffix("pt")) / 72 <= 10.5
+        found += re.findall(r"number \d+\.", words(file))
+    assert found == [panel.title for panel in panels]
+    assert [file.name for file in save(plate(*panels[:4]), tmp_path, ["svg"])] == ["a-plate.svg"]
+
+
+def test_few_numbers_are_their_own_ticks() -> None:
+    curve = Curve("tsd", (16, 64), (1, 2))
+    (axis,) = draw(plate(Lines("", Axis("batch"), Axis("up"), (curve,)))).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["16", "64"]
+
+
+def test_structures_have_the_colours_of_the_page() -> None:
+    figure = draw(plate(PANELS["picture"]))
+    assert [line.get_color() for line in figure.legends[0].get_lines()] == list(OUTLINES[:2])
 
 
 def test_unknown_form_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_tables_for_every_form() -> None:
         line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith(("source", "tent", "tsd"))
     }
     assert rows["source"] == ["°45.0", "°45.0", "–"]
-    assert rows["tent"] == ["*55.0", "30.0", "°-15.0"]
+    assert rows["tent"] == ["*55.0", "30.0", "-15.0"]
     assert rows["tsd"] == ["°45.0", "*50.0", "*+0.0"] or rows["tsd"] == ["45.0", "*50.0", "*+0.0"]
     body = list(csv.DictReader(io.StringIO(render(lowest, "csv"))))
     assert [float(row["worst_mean"] or "nan") for row in body[1:]] == pytest.approx([-0.4, -0.1])

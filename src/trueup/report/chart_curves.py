@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueup.report.chart_axes import LETTER, Scale, along, crowded, plus_minus, shown, span, ticks
-from trueup.report.chart_marks import Drawing, at, dashes, group, marker, polyline, words
+from trueup.report.chart_marks import Drawing, at, dashes, group, marker, polyline, solid, words
 from trueup.report.palette import Style
 from trueup.report.plates import Axis, Bars, Curve, Lines
 
@@ -37,7 +37,7 @@ def bars(panel: Bars, styles: Styles, width: int) -> Drawing:
     for i, curve in enumerate(panel.curves):
         look = styles[curve.label]
         shift = (i - len(panel.curves) / 2) * wide
-        parts.append(group(list(styles).index(curve.label), look, _bars(curve, x, y, shift, wide)))
+        parts.append(group(list(styles).index(curve.label), look, _bars(curve, look, x, y, shift, wide)))
     zero = f'<path class="axis" d="M{at(x.start)} {at(y(0))}H{at(x.end)}"/>'
     stops = _stops(panel.curves, panel.x, x, None, styles)
     return Drawing(
@@ -98,20 +98,20 @@ def _curve(curve: Curve, x: Scale, y: Scale, number: int, look: Style) -> tuple[
     return (group(number, look, f'<path class="band" d="{band}"/>') if band else ""), group(number, look, drawn)
 
 
-def _bars(curve: Curve, x: Scale, y: Scale, shift: float, wide: float) -> str:
-    solid = whiskers = ""
+def _bars(curve: Curve, look: Style, x: Scale, y: Scale, shift: float, wide: float) -> str:
+    path = whiskers = ""
     for place, value, spread in zip(curve.x, curve.y, curve.spread or (0.0,) * len(curve.y), strict=True):
         if not math.isfinite(value):
             continue
         left = x(place) + shift
-        solid += f"M{at(left + 0.5)} {at(y(0))}V{at(y(value))}h{at(wide - 1)}V{at(y(0))}z"
+        path += f"M{at(left + 0.5)} {at(y(0))}V{at(y(value))}h{at(wide - 1)}V{at(y(0))}z"
         if math.isfinite(spread) and spread:
             middle, reach = left + wide / 2, min(wide / 4, 4)
             low, high = at(y(value - spread)), at(y(value + spread))
             whiskers += f"M{at(middle)} {low}V{high}M{at(middle - reach)} {high}h{at(2 * reach)}"
             whiskers += f"M{at(middle - reach)} {low}h{at(2 * reach)}"
     halo = "".join(f'<path class="{kind}" d="{whiskers}"/>' for kind in ("halo", "whisker") if whiskers)
-    return f'<path class="mark" d="{solid}"/>{halo}'
+    return f"{solid(look, path)}{halo}"
 
 
 def _stops(

@@ -21,6 +21,18 @@ SHAPES = {
     "*": "m0-4.8l1.3 3.2l3.5.2l-2.7 2.2l.9 3.4l-3-1.9l-3 1.9l.9-3.4l-2.7-2.2l3.5-.2z",
 }
 
+# Lines of paper on a bar, by the marker that its curve would have, in a tile of 6 units.
+HATCHES = {
+    "s": "M-1 1l2-2M0 6l6-6M5 7l2-2",
+    "^": "M1 1.5h1.4M4 4.5h1.4",
+    "D": "M-1 5l2 2M0 0l6 6M5-1l2 2",
+    "v": "M0 0l6 6M0 6l6-6",
+    "P": "M0 3h6",
+    "X": "M0 3h6M3 0v6",
+    "<": "M3 0v6",
+    ">": "M1 3a2 2 0 1 0 4 0a2 2 0 1 0-4 0",
+}
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -67,10 +79,23 @@ def key(look: Style, kind: str) -> str:
     inside = {
         "line": line,
         "outline": '<path class="outline" d="M1 7H27"/>',
-        "bar": '<path class="mark" d="M6 2h16v10h-16z"/>',
+        "bar": solid(look, "M5 1h18v12h-18z"),
         "dot": f'<path class="mark" d="{marker(look, 14, 7)}"/>',
     }[kind]
     return f'<svg class="sample" viewBox="0 0 28 14" aria-hidden="true">{group(0, look, inside)}</svg>'
+
+
+def hatches() -> str:
+    """The patterns, once for all bars of a page. Not hidden: a hidden pattern would paint nothing."""
+    tile = 'width="6" height="6" patternUnits="userSpaceOnUse"'
+    made = [f'<pattern id="hatch-{i}" {tile}><path d="{path}"/></pattern>' for i, path in enumerate(HATCHES.values())]
+    return f'<svg class="hatches" width="0" height="0" aria-hidden="true"><defs>{"".join(made)}</defs></svg>'
+
+
+def solid(look: Style, path: str) -> str:
+    """Bars; hatched, so that they can be told apart in grey, and where colours come again."""
+    over = f'<path fill="url(#hatch-{list(HATCHES).index(look.marker)})" d="{path}"/>' if look.marker in HATCHES else ""
+    return f'<path class="mark" d="{path}"/>{over}'
 
 
 def polyline(points: Sequence[tuple[float, float]]) -> str:

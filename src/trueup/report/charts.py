@@ -6,13 +6,12 @@ from trueup.report.chart_curves import bars, lines
 from trueup.report.chart_fields import Images, dots, matrix, picture
 from trueup.report.chart_marks import Drawing, key
 from trueup.report.page_markup import embed, text
-from trueup.report.palette import Style, style
+from trueup.report.palette import OUTLINES, Style, style
 from trueup.report.plates import Bars, Dots, Lines, Matrix, Panel, Picture, Plate
 
 WIDTHS = {1: 760, 2: 520, 3: 360}  # units of a drawing, by panels in a row
 NARROW = 280
 Legend = dict[str, tuple[Style, str]]
-OUTLINES = ("#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#D55E00", "#0072B2")  # seen on light and dark tissue
 
 
 def figure(plate: Plate, labels: Sequence[str], images: Images) -> str:

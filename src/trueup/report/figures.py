@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trueup.report.marks import DRAW
+from trueup.report.marks import DRAW, tick_room
 from trueup.report.metrics import known
-from trueup.report.palette import labels_of, style
+from trueup.report.palette import OUTLINES, labels_of, style
 from trueup.report.plates import Bars, Dots, Lines, Matrix, Panel, Picture, Plate
 
 FORMS = ("png", "svg", "pdf")
@@ -18,6 +19,7 @@ WIDE, NARROW = 7.2, 4.6  # inches: across a page, and for a single panel of curv
 TITLE, LINE, MARGIN = 0.36, 0.145, 0.08  # inches: the title, a line of the caption, the edges
 FEW = 5  # curves or bars, up to which a single panel is narrow
 KEY = 0.2  # a row of the legend
+HIGHEST = 10.5  # inches, that a page has
 LETTERS = 18  # of the caption, to an inch
 TALL = {Lines: 2.3, Bars: 2.5, Matrix: 3.3, Dots: 3.2}
 # Text stays text in SVG: it can be searched, selected and edited, and a reader's font stands in for a missing one.
@@ -48,42 +50,72 @@ def save(plate: Plate, folder: str | Path, forms: Collection[str] = FORMS, label
         known(form, FORMS, "form of figures")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    figure = draw(plate, labels)
-    files = [folder / f"{plate.name}.{form}" for form in forms]
+    files = []
     with matplotlib.rc_context({**FILES, **FONT}):
-        for file in files:
-            figure.savefig(file, dpi=200, metadata=NO_DATE.get(file.suffix[1:]))
+        for part in sheets(plate, labels or labels_of([plate])):
+            figure = _draw(part, labels or labels_of([plate]))
+            for form in forms:
+                files.append(folder / f"{part.name}.{form}")
+                figure.savefig(files[-1], dpi=200, metadata=NO_DATE.get(form))
     return files
+
+
+def sheets(plate: Plate, labels: Sequence[str]) -> list[Plate]:
+    """The plate, or several with some of its rows each, where one would be higher than a page."""
+    sheet = _Sheet(plate, labels)
+    fit = max(1, int((HIGHEST - sheet.top - sheet.bottom) / sheet.row))
+    if sheet.rows <= fit:
+        return [plate]
+    count = math.ceil(sheet.rows / fit)
+    size = math.ceil(sheet.rows / count) * sheet.columns
+    pieces = [plate.panels[i : i + size] for i in range(0, len(plate.panels), size)]
+    return [
+        replace(plate, name=f"{plate.name}-{i}", title=f"{plate.title} ({i} of {len(pieces)})", panels=piece)
+        for i, piece in enumerate(pieces, 1)
+    ]
+
+
+class _Sheet:
+    """Where things lie on a plate's paper, in inches."""
+
+    def __init__(self, plate: Plate, labels: Sequence[str]) -> None:
+        self.columns = max(1, min(plate.columns, len(plate.panels)))
+        self.rows = math.ceil(len(plate.panels) / self.columns)
+        self.wide = NARROW if _small(plate) else WIDE
+        self.title = textwrap.wrap(plate.title, int(self.wide * 11.5))
+        self.caption = textwrap.wrap(plate.caption, int(self.wide * LETTERS))
+        self.keys = _keys(plate, labels, int((self.wide - 0.75) / 0.07))
+        lines = [key.get_label().split("\n") for key in self.keys]
+        letters = max((len(line) for some in lines for line in some), default=1)
+        self.across = max(1, min(len(lines), int((self.wide - 0.3) / (0.45 + 0.07 * letters))))
+        self.head = TITLE + 0.19 * (len(self.title) - 1)
+        wrapped = sum(len(some) - 1 for some in lines)
+        self.top = self.head + KEY * math.ceil(len(lines) / self.across) + LINE * wrapped
+        self.bottom = LINE * len(self.caption) + 2 * MARGIN
+        self.row = max(_tall(panel, self.wide / self.columns) for panel in plate.panels)
+        self.high = self.top + self.bottom + self.rows * self.row
 
 
 def _draw(plate: Plate, labels: Sequence[str]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = max(1, min(plate.columns, len(plate.panels)))
-    rows = math.ceil(len(plate.panels) / columns)
-    wide = NARROW if _small(plate) else WIDE
-    title = textwrap.wrap(plate.title, int(wide * 11.5))
-    caption = textwrap.wrap(plate.caption, int(wide * LETTERS))
-    keys = _keys(plate, labels)
-    letters = max((len(key.get_label()) for key in keys), default=1)
-    across = max(1, min(len(keys), int((wide - 0.3) / (0.45 + 0.07 * letters))))
-    top = TITLE + 0.19 * (len(title) - 1) + KEY * math.ceil(len(keys) / across)
-    bottom = LINE * len(caption) + 2 * MARGIN
-    high = top + bottom + rows * max(_tall(panel, wide / columns) for panel in plate.panels)
+    sheet = _Sheet(plate, labels)
+    wide, high = sheet.wide, sheet.high
     figure: Any = Figure(figsize=(wide, high), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(rect=(0.0, bottom / high, 1.0, 1 - (top + bottom) / high), w_pad=0.07, h_pad=0.06)
-    left = MARGIN / wide
-    _words(figure, left, 1 - MARGIN / high, "\n".join(title), va="top", fontsize=10, fontweight="bold")
-    _words(figure, left, MARGIN / high, "\n".join(caption), va="bottom", fontsize=7.5, color="0.25", linespacing=1.3)
-    _panels(figure, plate, labels, rows, columns)
-    if keys:
-        at = (left, 1 - (TITLE + 0.19 * (len(title) - 1)) / high)
+    inside = (0.0, sheet.bottom / high, 1.0, 1 - (sheet.top + sheet.bottom) / high)
+    figure.get_layout_engine().set(rect=inside, w_pad=0.07, h_pad=0.06)
+    left, caption = MARGIN / wide, "\n".join(sheet.caption)
+    _words(figure, left, 1 - MARGIN / high, "\n".join(sheet.title), va="top", fontsize=10, fontweight="bold")
+    _words(figure, left, MARGIN / high, caption, va="bottom", fontsize=7.5, color="0.25", linespacing=1.3)
+    _panels(figure, plate, labels, sheet.rows, sheet.columns)
+    if sheet.keys:
+        at = (left, 1 - sheet.head / high)
         handle = 3.0 if labels_of([plate]) else 1.2
         spaces = {"borderpad": 0.1, "borderaxespad": 0, "handlelength": handle, "columnspacing": 1.4}
-        look = {"loc": "upper left", "bbox_to_anchor": at, "ncols": across, "frameon": False, "fontsize": 8}
-        figure.legend(handles=keys, **look, **spaces, labelspacing=0.3).set_in_layout(False)
+        look = {"loc": "upper left", "bbox_to_anchor": at, "ncols": sheet.across, "frameon": False, "fontsize": 8}
+        figure.legend(handles=sheet.keys, **look, **spaces, labelspacing=0.3).set_in_layout(False)
     return figure
 
 
@@ -101,7 +133,14 @@ def _words(figure: Any, x: float, y: float, text: str, **look: Any) -> None:
 def _tall(panel: Panel, wide: float) -> float:
     if isinstance(panel, Picture):
         return wide * 0.94 * float(panel.image.shape[0] / panel.image.shape[1]) + 0.26
-    return min(TALL[type(panel)], wide) if isinstance(panel, Matrix | Dots) else TALL[type(panel)]
+    usual = min(TALL[type(panel)], wide) if isinstance(panel, Matrix | Dots) else TALL[type(panel)]
+    return usual + tick_room(panel, wide) + LINE * _heading(panel, wide).count("\n")
+
+
+def _heading(panel: Panel, wide: float) -> str:
+    """A panel's title in two lines at most."""
+    lines = textwrap.wrap(panel.title, int(wide * 11))
+    return "\n".join(lines[:2]) + ("…" if len(lines) > 2 else "")
 
 
 def _panels(figure: Any, plate: Plate, labels: Sequence[str], rows: int, columns: int) -> None:
@@ -115,7 +154,9 @@ def _panels(figure: Any, plate: Plate, labels: Sequence[str], rows: int, columns
         above = plate.panels[i - columns] if i >= columns else None
         if not isinstance(panel, Picture) or above is None or above.title != panel.title:
             side: Any = "center" if isinstance(panel, Picture) else "left"
-            axis.set_title(panel.title, fontsize=8.5 if columns < 3 else 7.8, loc=side)
+            axis.set_title(
+                _heading(panel, figure.get_figwidth() / columns), fontsize=8.5 if columns < 3 else 7.8, loc=side
+            )
     if any(isinstance(panel, Matrix) for panel in plate.panels):
         shades = next(image for axis in figure.axes for image in axis.get_images())
         bar = figure.colorbar(shades, ax=figure.axes, fraction=0.025, pad=0.015, aspect=28)
@@ -124,12 +165,12 @@ def _panels(figure: Any, plate: Plate, labels: Sequence[str], rows: int, columns
         bar.outline.set_visible(False)
 
 
-def _keys(plate: Plate, labels: Sequence[str]) -> list[Any]:
-    """What a legend shows: methods, classes of dots or structures of masks."""
+def _keys(plate: Plate, labels: Sequence[str], letters: int) -> list[Any]:
+    """What a legend shows: methods, classes of dots or structures of masks; `letters` fit into a line."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    from trueup.report.marks import OUTLINES, bar_look, line_look
+    from trueup.report.marks import bar_look, line_look
 
     groups = dict.fromkeys(name for p in plate.panels if isinstance(p, Dots) for name in p.groups)
     parts = dict.fromkeys(name for p in plate.panels if isinstance(p, Picture) for name in p.outlines)
@@ -144,4 +185,6 @@ def _keys(plate: Plate, labels: Sequence[str]) -> list[Any]:
         keys.append(Line2D([], [], label=name, linestyle="", marker=look.marker, color=look.colour, markersize=5))
     for i, name in enumerate(parts):
         keys.append(Line2D([], [], label=name, color=OUTLINES[i % len(OUTLINES)], linewidth=2))
+    for key in keys:
+        key.set_label("\n".join(textwrap.wrap(key.get_label(), letters)))
     return keys

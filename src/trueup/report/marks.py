@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from trueup.report.palette import MARKERS, style
-from trueup.report.plates import Axis, Bars, Curve, Dots, Lines, Matrix, Picture
+from trueup.report.chart_axes import FEW, LONGEST, short
+from trueup.report.palette import MARKERS, OUTLINES, style
+from trueup.report.plates import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture
 
 DENSE = 12  # points of a curve, beyond which not each has a marker, and deviations are a band
 WRITTEN = 12  # classes, up to which numbers are written into a matrix
-OUTLINES = ("#56B4E9", "#F0E442", "#CC79A7", "#009E73", "#E69F00", "#FFFFFF")
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||", "oo")
 SHADES = "Blues"
+TURN = 35  # degrees of words that do not fit side by side
+LETTER = 0.0625  # inches, of a tick
 
 
 def line_look(label: str, labels: Sequence[str]) -> dict[str, Any]:
@@ -99,9 +102,16 @@ def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
         axis.yaxis.set_major_formatter(_plain)
     if x.ticks:
         _name_ticks(axis, x.ticks)
-    elif x.log and len(set(values)) <= 10:
-        axis.set_xticks(sorted(set(values)), [f"{value:g}" for value in sorted(set(values))])
+    elif own := _own_ticks(x, values):
+        axis.set_xticks(own, [f"{value:g}" for value in own])
         axis.minorticks_off()
+
+
+def _own_ticks(x: Axis, values: Sequence[float]) -> list[float]:
+    """The numbers themselves, where they are few and short."""
+    found = sorted({value for value in values if np.isfinite(value)})
+    brief = all(len(f"{value:g}") <= 4 for value in found)
+    return found if (len(found) <= 10 if x.log else len(found) <= FEW and brief) else []
 
 
 def _plain(value: float, _: Any) -> str:
@@ -109,11 +119,35 @@ def _plain(value: float, _: Any) -> str:
 
 
 def _name_ticks(axis: Any, ticks: Sequence[str]) -> None:
-    axis.set_xticks(range(len(ticks)), ticks)
-    inches = axis.figure.get_figwidth() / max(1, axis.get_gridspec().ncols)
-    if max(map(len, ticks), default=0) * len(ticks) > 13 * inches:
+    axis.set_xticks(range(len(ticks)), shortened(ticks))
+    if _turned(ticks, axis.figure.get_figwidth() / max(1, axis.get_gridspec().ncols)):
         for text in axis.get_xticklabels():
-            text.set(rotation=35, ha="right", rotation_mode="anchor")
+            text.set(rotation=TURN, ha="right", rotation_mode="anchor")
+
+
+def shortened(words: Sequence[str]) -> list[str]:
+    """Words that leave room for the plot: their beginnings, or their ends, too, where these tell them apart."""
+    half = LONGEST // 2
+    ends = [word if len(word) <= LONGEST else f"{word[: half - 1]}…{word[-half:]}" for word in words]
+    return next((some for some in (list(map(short, words)), ends) if len(set(some)) == len(words)), list(words))
+
+
+def _turned(ticks: Sequence[str], inches: float) -> bool:
+    return max(map(len, shortened(ticks)), default=0) * len(ticks) > 13 * inches
+
+
+def tick_room(panel: Panel, inches: float) -> float:
+    """How much higher a panel of this width becomes by words that do not fit side by side."""
+    if not isinstance(panel, Lines | Bars | Matrix) or not panel.x.ticks:
+        return 0.0
+    letters = max(map(len, shortened(panel.x.ticks)))
+    if isinstance(panel, Matrix):
+        return LETTER * letters if _upright(panel) else 0.0
+    return LETTER * letters * math.sin(math.radians(TURN)) - 0.15 if _turned(panel.x.ticks, inches) else 0.0
+
+
+def _upright(panel: Matrix) -> bool:
+    return max(map(len, shortened(panel.x.ticks)), default=0) * len(panel.x.ticks) > 40
 
 
 def _matrix(axis: Any, panel: Matrix, labels: Sequence[str]) -> None:
@@ -123,13 +157,13 @@ def _matrix(axis: Any, panel: Matrix, labels: Sequence[str]) -> None:
     shades = colormaps[SHADES].with_extremes(bad="0.93")
     axis.imshow(np.ma.masked_invalid(values), cmap=shades, vmin=0, vmax=100, aspect="equal")
     small = 7 if len(values) <= WRITTEN else 6
-    axis.set_xticks(range(values.shape[1]), panel.x.ticks, fontsize=small)
-    axis.set_yticks(range(values.shape[0]), panel.y.ticks, fontsize=small)
+    axis.set_xticks(range(values.shape[1]), shortened(panel.x.ticks), fontsize=small)
+    axis.set_yticks(range(values.shape[0]), shortened(panel.y.ticks), fontsize=small)
     axis.set_xlabel(panel.x.title)
     axis.set_ylabel(panel.y.title)
     axis.tick_params(length=0)
     axis.spines[:].set_color("0.7")
-    if max(map(len, panel.x.ticks), default=0) * len(panel.x.ticks) > 40:
+    if _upright(panel):
         for text in axis.get_xticklabels():
             text.set(rotation=90)
     for (i, j), value in np.ndenumerate(values) if len(values) <= WRITTEN else ():

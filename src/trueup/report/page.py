@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from trueup.report.chart_fields import Images
+from trueup.report.chart_marks import hatches
 from trueup.report.charts import figure
 from trueup.report.lines import Record, done, target_of
 from trueup.report.metrics import METRICS
-from trueup.report.page_compare import Pairing, differences, named, pair, verdict
+from trueup.report.page_compare import Pairing, differences, failures, named, pair, verdict
 from trueup.report.page_headline import headline, warnings
 from trueup.report.page_markup import embed, pack, plural, text
 from trueup.report.page_runs import columns, runs
@@ -107,9 +108,10 @@ def _comparison(pairing: Pairing | None, views: Views, names: tuple[str, str]) -
         return ""
     parts = [_heading("Comparison"), f'<p class="verdict">{text(verdict(pairing, names))}</p>']
     parts += [_block(number, title, tables) for number, (title, tables) in views.items()]
-    lists = {f"in {names[0]} only": pairing.only, f"in {names[1]} only": pairing.other}
-    lists |= {"in both, but failed in one or both": pairing.failed}
-    for said, some in lists.items():
+    lists: list[tuple[str, Sequence[Record]]] = [(f"in {names[0]} only", pairing.only)]
+    lists += [(f"in {names[1]} only", pairing.other)]
+    lists += [(f"in both, but failed in {where}", some) for where, some in failures(pairing, names)]
+    for said, some in lists:
         if some:
             items = "".join(f"<li>{text(name)}</li>" for name in named(some))
             summary = f"<summary><strong>{plural(len(some), 'run')}</strong> {text(said)}</summary>"
@@ -119,7 +121,8 @@ def _comparison(pairing: Pairing | None, views: Views, names: tuple[str, str]) -
 
 def _figures(plates: Sequence[Plate]) -> str:
     labels, images = labels_of(plates), Images()
-    return _heading("Figures") + "".join(figure(plate, labels, images) for plate in plates) if plates else ""
+    drawn = "".join(figure(plate, labels, images) for plate in plates)
+    return f"{_heading('Figures')}{hatches()}{drawn}" if plates else ""
 
 
 def _runs(records: Sequence[Record]) -> str:
@@ -131,7 +134,8 @@ def _runs(records: Sequence[Record]) -> str:
 
 def _document(title: str, sections: Sequence[str], body: str, data: str, finished: str) -> str:
     assets = files("trueup.report") / "assets"
-    style, script = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, *scripts = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "charts.js"))
+    script = f'"use strict";\n(() => {{\n{"".join(scripts)}}})();\n'
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "

@@ -1,23 +1,24 @@
 """Two sweeps side by side: runs with the same settings, what became of their numbers, and who has no partner."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trueup.report.groups import groups
 from trueup.report.lines import Line, Record, done, key_of, lines_of, target_of
 from trueup.report.metrics import METRICS, Metric
-from trueup.report.page_markup import plural, signed
+from trueup.report.page_markup import listed, plural, signed
 from trueup.report.page_tables import latest, measured, value_of
 from trueup.report.tables import Cell, Column, Row, Table, in_order
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Finished runs with their partners of the other sweep; runs that failed on a side; runs of one side only."""
+    """Finished runs with their partners of the other sweep; pairs that failed on a side; runs of one side only."""
 
     pairs: tuple[tuple[Record, Record], ...]
-    failed: tuple[Record, ...]
+    failed: tuple[tuple[Record, Record], ...]
     only: tuple[Record, ...]
     other: tuple[Record, ...]
 
@@ -37,7 +38,7 @@ def pair(records: Sequence[Record], against: Sequence[Record]) -> Pairing:
         if done(record) and done(theirs[at]):
             pairs.append((record, theirs[at]))
         else:
-            failed.append(record)
+            failed.append((record, theirs[at]))
     left = [record for i, record in enumerate(theirs) if i not in used]
     return Pairing(tuple(pairs), tuple(failed), tuple(only), tuple(left))
 
@@ -67,7 +68,7 @@ def _table(
         gaps = [_gaps(line, target, partner, metric) for target in targets]
         cells = [_cell(some) for some in [*gaps, [gap for some in gaps for gap in some]]]
         rows.append(Row(line.label, line.method, line.select, tuple(cells)))
-    columns = [Column(name, metric, "+") for name in (*targets, "all")]
+    columns = [*(Column(target, metric, "+") for target in targets), Column("all", metric, "+", "all")]
     better = "below zero" if metric.lower else "above zero"
     return Table(
         title=f"{metric.title}: {names[0]} minus {names[1]}",
@@ -99,7 +100,8 @@ def _cell(gaps: Sequence[float]) -> Cell | None:
 def verdict(pairing: Pairing, names: tuple[str, str]) -> str:
     """The comparison in a few sentences."""
     if not pairing.pairs:
-        return f"No finished run of {names[0]} has the settings of one of {names[1]}, so there is nothing to compare."
+        none = f"No finished run of {names[0]} has the settings of one of {names[1]}, so there is nothing to compare."
+        return f"{none}{_apart(pairing, names)}"
     words = [f"{plural(len(pairing.pairs), 'run')} finished in both with the same settings."]
     for metric in (METRICS["accuracy"], METRICS["dice"]):
         found = [(value_of(mine, metric), value_of(theirs, metric)) for mine, theirs in pairing.pairs]
@@ -111,6 +113,42 @@ def verdict(pairing: Pairing, names: tuple[str, str]) -> str:
                 f"difference ({names[0]} minus {names[1]}) is {signed(metric.text(cell.mean, '+'))}{spread} points."
             )
     return " ".join(words)
+
+
+def _apart(pairing: Pairing, names: tuple[str, str]) -> str:
+    """The settings that keep all runs of one sweep from having a partner: those without a value in common."""
+    sides = [[_flat(record["settings"]) for record in some] for some in (pairing.only, pairing.other)]
+    said = []
+    for name in dict.fromkeys(name for side in sides for each in side for name in each):
+        mine, theirs = ({key_of(each.get(name)) for each in side} for side in sides)
+        if mine and theirs and not mine & theirs:
+            values = (listed(in_order(_known(each.get(name)) for each in side), 3) for side in sides)
+            said.append(f"{name} ({'; '.join(f'{who}: {some}' for who, some in zip(names, values, strict=True))})")
+    return f" They differ in {listed(said)}." if said else ""
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Settings by name, those inside others behind these; versions of code are left out, as in matching."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{above}{name} ") if name != "code" else {}
+        else:
+            found[f"{above}{name}"] = value
+    return found
+
+
+def _known(value: Any) -> Any:
+    return "none" if value is None else value
+
+
+def failures(pairing: Pairing, names: tuple[str, str]) -> list[tuple[str, list[Record]]]:
+    """Runs that are in both sweeps, by where they failed."""
+    sides = ((names[0], (False, True)), (names[1], (True, False)), ("both", (False, False)))
+    return [
+        (where, [mine for mine, theirs in pairing.failed if (done(mine), done(theirs)) == state])
+        for where, state in sides
+    ]
 
 
 def named(records: Sequence[Record]) -> list[str]:

@@ -1,12 +1,13 @@
 """What a page says first: what was run, who is best and by how much, and what to know before trusting it."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
-from trueup.report.lines import Record, done, target_of
+from trueup.report.lines import Record, done, run_of, target_of
 from trueup.report.page_markup import listed, plural, signed, text
 from trueup.report.page_tables import Block
-from trueup.report.tables import Cell, Column, Row, Table, in_order
+from trueup.report.tables import Cell, Column, Row, Table
 
 FEW = 3  # groups that have a sentence each; of more only the largest has
 
@@ -25,68 +26,111 @@ def headline(records: Sequence[Record], blocks: Sequence[Block]) -> str:
 def _ran(records: Sequence[Record]) -> str:
     settings = [record["settings"] for record in records]
     datasets, networks, methods = (
-        list(dict.fromkeys(str(each.get(name)) for each in settings)) for name in ("dataset", "network", "method")
+        list(dict.fromkeys(str(each[name]) for each in settings if each.get(name) is not None))
+        for name in ("dataset", "network", "method")
     )
     targets = {(record["settings"].get("dataset"), target_of(record)) for record in records}
-    seeds = in_order(each.get("seed") for each in settings)
+    seeds = {str(each["seed"]) for each in settings if each.get("seed") is not None}
     failed = sum(not done(record) for record in records)
+    where = f" on {listed(datasets)}" if datasets else ""
+    using = f" with {listed(networks)}" if networks else ""
     lost = f"; {failed:,} failed" if failed else ""
     return text(
-        f"{plural(len(records), 'run')} of {plural(len(methods), 'method')} on {listed(datasets)} "
-        f"({plural(len(targets), 'target')}, {plural(len(seeds), 'seed')}) with {listed(networks)}{lost}."
+        f"{plural(len(records), 'run')} of {plural(len(methods), 'method')}{where} "
+        f"({plural(len(targets), 'target')}, {plural(len(seeds), 'seed')}){using}{lost}."
     )
 
 
 def _winner(block: Block, *, alone: bool) -> str:
     """Who has the best average, its gain, and whether that is more than seeds make by themselves."""
-    table = block.usual
-    at = [column.name for column in table.columns].index("average")
-    where = "" if alone else f"{text(block.title)}: "
+    table, at = block.usual, _column(block.usual, "average")
+    said = _nobody(table, at) or _best(table, at, len({run_of(record) for record in block.records}))
+    return f"{said[0].upper()}{said[1:]}" if alone else f"On {text(block.title)}: {said}"
+
+
+def _nobody(table: Table, at: int) -> str:
+    """Why nothing is best, if so."""
+    there = [row for row in table.rows if row.cells[at]]
+    ranked = [row for row in there if _comparable(row, at)]
+    if not there:
+        return "no method has a seed with every target, so there is no average to compare."
+    if len(ranked) > 1:
+        return ""
+    if len(table.rows) == 1:
+        return "there is one method only, so nothing to compare."
+    if not ranked:
+        return "no average can be compared: each is NaN, or an oracle's."
+    what = "a seed with every target" if len(there) == 1 else "an average that can be compared"
+    return f"only <strong>{text(ranked[0].label)}</strong> has {what}, so there is nothing to compare."
+
+
+def _best(table: Table, at: int, seeds: int) -> str:
     ahead = _marked(table, at, "best")
-    if not any(row.cells[at] for row in table.rows):
-        return f"{where}no method has a seed with every target, so there is no average to compare."
-    if not ahead:
-        return f"{where}there is one method only, so nothing to compare."
-    names = listed([f"<strong>{text(row.label)}</strong>" for row in ahead])
+    names = listed([f"<strong>{text(row.label)}</strong>{_few(row.cells[at], seeds)}" for row in ahead])
     number = _said(table.columns[at], ahead[0].cells[at])
     verb = "is" if len(ahead) == 1 else "are"
     kind = f" % {text(table.metric.title.partition(' in %')[0])}" if table.metric.percent else ""
-    said = f"{where}{names} {verb} best on average with {number}{kind}"
-    return f"{said}{_gain(table, ahead)}.{_lead(table, at, ahead)}"
+    said = f"best on average {verb} {names} with {number}{kind}"
+    return f"{said}{_gain(table, ahead, seeds)}.{_lead(table, at, ahead)}"
 
 
-def _gain(table: Table, ahead: Sequence[Row]) -> str:
-    names = [column.name for column in table.columns]
+def _gain(table: Table, ahead: Sequence[Row], seeds: int) -> str:
+    at = _column(table, "gain")
     if any(row.method == "source" for row in ahead):
-        return "; no method gains over the frozen source"
-    if "gain" not in names or (cell := ahead[0].cells[names.index("gain")]) is None:
+        gains = [cell.mean for row in table.rows if (cell := row.cells[at])]
+        more = "; in the seeds that both have, some method gains over it" if any(gain > 0 for gain in gains) else ""
+        return more or "; no method gains over the frozen source"
+    if at < 0:
         return "; there is no run of source to compare with"
+    cell = ahead[0].cells[at]
+    if cell is None:
+        return "; no seed in common with source has every target, so there is no gain"
+    if math.isnan(cell.mean):
+        return "; its gain over the frozen source is NaN"
     points = " points" if table.metric.percent else ""
-    said = f", {_said(table.columns[names.index('gain')], cell)}{points} over the frozen source"
+    said = f", {_said(table.columns[at], cell)}{points} over the frozen source"
     if cell.std is None:
-        return f"{said} (one seed, so the deviation is not known)"
+        one = f"one of {seeds} seeds" if seeds > 1 else "one seed"
+        return f"{said} ({one}, so the deviation is not known)"
+    said += _few(cell, seeds)
     return said + (" – within the deviation over seeds" if abs(cell.mean) <= cell.std else "")
 
 
 def _lead(table: Table, at: int, ahead: Sequence[Row]) -> str:
     """A word of caution where the next best is as good as the best."""
-    best, behind = ahead[0].cells[at], _marked(table, at, "second")
+    best = ahead[0].cells[at]
+    others = [(cell, row) for row in table.rows if _comparable(row, at) and (cell := row.cells[at]) and not cell.mark]
+    behind = [(cell, row) for row in _marked(table, at, "second") if (cell := row.cells[at])] or others
     if best is None or not behind or len(ahead) > 1:
         return ""
     close = []
-    for row in behind:
-        cell = row.cells[at]
-        spread = max((c.std for c in (best, cell) if c is not None and c.std is not None), default=None)
-        if cell is not None and spread is not None and abs(best.mean - cell.mean) <= spread:
+    for cell, row in behind:
+        spread = max((c.std for c in (best, cell) if c.std is not None), default=None)
+        if spread is not None and abs(best.mean - cell.mean) <= spread:
             close.append(f"{text(row.label)} ({_said(table.columns[at], cell)})")
     return f" Its lead over {listed(close)} is within the deviation over seeds." if close else ""
+
+
+def _column(table: Table, kind: str) -> int:
+    """Where the column of a kind is; -1 if there is none."""
+    kinds = [column.kind for column in table.columns]
+    return kinds.index(kind) if kind in kinds else -1
+
+
+def _comparable(row: Row, at: int) -> bool:
+    return (cell := row.cells[at]) is not None and row.select != "oracle" and not math.isnan(cell.mean)
+
+
+def _few(cell: Cell | None, seeds: int) -> str:
+    """On how many seeds a number rests, if not on all."""
+    return f" ({cell.n} of {plural(seeds, 'seed')})" if cell and cell.n < seeds else ""
 
 
 def _tally(blocks: Sequence[Block]) -> str:
     """How often each method is best."""
     ahead = []
     for block in blocks:
-        at = [column.name for column in block.usual.columns].index("average")
+        at = _column(block.usual, "average")
         ahead.append([row.label for row in _marked(block.usual, at, "best")])
     counts = Counter(label for labels in ahead for label in labels)
     said = listed([f"{text(label)} in {count}" for label, count in counts.most_common()])

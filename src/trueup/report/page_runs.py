@@ -11,6 +11,8 @@ from trueup.report.page_markup import signed, text
 from trueup.report.page_tables import value_of
 
 SHOWN = ("accuracy", "dice", "seconds")  # of a run's numbers
+MOST = 50  # numbers of a list or map; more of them, a thousand times, would be most of the page
+DIGITS = 6  # of a number
 DEEP = 3  # names of a knob, from its section on; what lies deeper stays together
 
 
@@ -18,11 +20,12 @@ def runs(records: Sequence[Record]) -> str:
     """The table of all runs."""
     metrics = [METRICS[name] for name in SHOWN if any(value_of(r, METRICS[name]) is not None for r in records)]
     names = ["method", "dataset", "target", "network", "seed", "stream"]
-    heads = [(name, "ascending") for name in names]
-    heads += [(f"{m.name}{', %' * m.percent}", "ascending" if m.lower else "descending") for m in metrics]
+    heads = [(name, "ascending", "seed" if name == "seed" else "word") for name in names]
+    heads += [(f"{m.name}{', %' * m.percent}", "ascending" if m.lower else "descending", "number") for m in metrics]
     head = "".join(
-        f'<th scope="col" aria-sort="none" data-first="{first}"><button type="button">{text(name)}</button></th>'
-        for name, first in [*heads, ("state", "ascending")]
+        f'<th scope="col" aria-sort="none" data-first="{first}" data-kind="{kind}">'
+        f'<button type="button">{text(name)}</button></th>'
+        for name, first, kind in [*heads, ("state", "ascending", "word")]
     )
     called = _labels(records)
     body = []
@@ -56,7 +59,7 @@ def _labels(records: Sequence[Record]) -> dict[int, str]:
 
 
 def columns(records: Sequence[Record]) -> dict[str, Any]:
-    """All that records say, by knob: each value once, and who has which. None: all have the only one; -1: has none."""
+    """What records say, by knob: each value once, and who has which. None: all have the only one; -1: has none."""
     flat = [dict(_knobs(record)) for record in records]
     paths = list(dict.fromkeys(path for each in flat for path in each))
     values, which = [], []
@@ -80,5 +83,26 @@ def _knobs(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[t
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, inner in value.items():
         here = (*path, str(name))
-        found += _knobs(inner, here) if isinstance(inner, Mapping) and inner and len(here) < DEEP else [(here, inner)]
+        count = _numbers(inner) if path else 0  # a section as a whole is never left out
+        if count > MOST:
+            found.append((here, f"{count:,} numbers: see records.jsonl"))
+        elif isinstance(inner, Mapping) and inner and len(here) < DEEP:
+            found += _knobs(inner, here)
+        else:
+            found.append((here, _short(inner)))
     return found
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    return sum(map(_numbers, value)) if isinstance(value, list) else isinstance(value, int | float)
+
+
+def _short(value: Any) -> Any:
+    """A value with no more digits than one reads."""
+    if isinstance(value, Mapping):
+        return {name: _short(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_short(inner) for inner in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

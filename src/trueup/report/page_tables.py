@@ -15,7 +15,7 @@ from trueup.report.tables import Cell, Column, Row, Table, shared, tables
 COPIED = {"markdown": "Markdown", "latex": "LaTeX", "csv": "CSV"}
 MARKS = {"": "{}", "best": "<b>{}</b>", "second": "<u>{}</u>"}
 SAID = {"": "", "best": '<span class="unseen"> best</span>', "second": '<span class="unseen"> second best</span>'}
-AGGREGATES = ("average", "gain", "seconds", "all")
+EDGES = ("average", "all")  # kinds of columns that stand apart from the targets
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def block(number: str, title: str, table: Table, *, metrics: Sequence[str]) -> s
     buttons = "".join(f'<button type="button" data-form="{form}">{name}</button>' for form, name in COPIED.items())
     return (
         f'<article class="block" data-block="{number}" data-shown="{metrics[0]}" data-metrics="{" ".join(metrics)}">'
-        f'<div class="copy" role="group" aria-label="Copy this table"><span>Copy as</span>{buttons}</div>'
+        f'<div class="copy" role="group" aria-label="Copy this table"><span>Copy whole table as</span>{buttons}</div>'
         f'<div class="view">{view(title, table)}</div></article>'
     )
 
@@ -107,9 +107,9 @@ def packed(made: Mapping[str, tuple[str, Mapping[str, Table]]]) -> dict[str, Any
 
 
 def _head(column: Column) -> str:
-    kind = "" if column.name in AGGREGATES else f' data-target="{text(column.name)}"'
+    kind = f' data-target="{text(column.name)}"' if column.kind == "target" else ""
     first = "ascending" if column.metric.lower else "descending"
-    edge = ' class="edge"' if column.name in ("average", "all") else ""
+    edge = ' class="edge"' if column.kind in EDGES else ""
     return (
         f'<th scope="col" aria-sort="none" data-first="{first}"{kind}{edge}>'
         f'<button type="button">{text(column.name)}</button></th>'
@@ -127,7 +127,7 @@ def _row(row: Row, table: Table) -> str:
 
 def _cell(column: Column, cell: Cell | None, room: int) -> str:
     """Mean and deviation as printed, ± below ±."""
-    edge = ' class="edge"' if column.name in ("average", "all") else ""
+    edge = ' class="edge"' if column.kind in EDGES else ""
     tail = f'<i class="w{min(room, 9)}"></i>' if room else ""
     if cell is None:
         return f'<td{edge}><span aria-label="no number">{MISSING}</span>{tail}</td>'

@@ -9,6 +9,8 @@ INK = "#000000"  # of the source, which all others are compared with
 # The colours of Okabe and Ito without yellow, which is faint on white, and two dark ones more.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 1.5), (1.5, 1.2), (6, 1.5, 1.5, 1.5), (9, 2, 3, 2))
+# Of structures on pictures, seen on light and dark tissue.
+OUTLINES = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#F0E442")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 

@@ -58,7 +58,7 @@ def domains(records: Sequence[Record], trace: Lookup) -> list[Plate]:
 def _domains(group: Group) -> Plate:
     (table,) = tables(group.records)
     keep = {line.label for line in group.shown}
-    ends = [i for i, column in enumerate(table.columns) if column.name not in ("gain", "seconds")]
+    ends = [i for i, column in enumerate(table.columns) if column.kind not in ("gain", "seconds")]
     if len(group.targets) == 1:
         ends = ends[:1]  # its average is itself
     wide = max(1, BARS // len(keep))

@@ -15,11 +15,12 @@ SWAD = ("converge", "tolerate", "tolerance", "refresh")  # settings of training 
 
 @dataclass(frozen=True)
 class Column:
-    """A target, or `average`, `gain`, `seconds`; what its numbers are."""
+    """What it is called, what its numbers are, and what they are of: a target may be called `average`, too."""
 
     name: str
     metric: Metric
     sign: str = ""
+    kind: Literal["target", "average", "gain", "seconds", "all"] = "target"
 
     def text(self, cell: "Cell") -> tuple[str, str]:
         """Mean and deviation as printed; no deviation is an empty string."""
@@ -86,12 +87,12 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
     targets = [*(t for t in dict.fromkeys(order) if t in seen), *(t for t in seen if t not in order)]
     lines, repeated = lines_of([record for record in group if done(record)], target_of)
     base = base_of(lines)
-    columns = [Column(target, metric) for target in targets] + [Column("average", metric)]
-    columns += [Column("gain", metric, "+")] if base else []
-    columns += [Column("seconds", METRICS["seconds"])] if metric.name != "seconds" else []
+    columns = [Column(target, metric) for target in targets] + [Column("average", metric, kind="average")]
+    columns += [Column("gain", metric, "+", "gain")] if base else []
+    columns += [Column("seconds", METRICS["seconds"], kind="seconds")] if metric.name != "seconds" else []
     rows = [_row(line, base, columns, targets) for line in lines]
     for at, column in enumerate(columns):
-        if column.name != "seconds":  # beside another metric noise in time makes no winner
+        if column.kind != "seconds":  # beside another metric noise in time makes no winner
             mark(rows, at, column)
     notes = [_failures(group), *_gaps(lines, targets, metric), *_remarks(lines, base), *variants(lines)]
     notes += [_undefined(lines, metric), *doubts(group, repeated)]
@@ -145,7 +146,8 @@ def mark(rows: list[Row], at: int, column: Column) -> None:
     ranks = sorted(set(printed.values()), reverse=not column.metric.lower)
     for i, number in printed.items():
         cells = list(rows[i].cells)
-        if (cell := cells[at]) is not None and number in ranks[:2]:
+        # The second of two is the last.
+        if (cell := cells[at]) is not None and number in ranks[: 2 if len(printed) > 2 else 1]:
             cells[at] = replace(cell, mark="best" if number == ranks[0] else "second")
             rows[i] = replace(rows[i], cells=tuple(cells))
 
@@ -166,11 +168,11 @@ def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Col
     if base:
         points = ", in points" if columns[0].metric.percent else ""
         words.append(f"gain: difference to {base.label} in the same seed and target, averaged likewise{points}")
-    if columns[-1].name == "seconds":
+    if columns[-1].kind == "seconds":
         words.append("seconds: mean over runs, each of one target and one seed")
     sentences = [
         _say({**alike, f"seed{'s' * (len(seeds) > 1)}": ", ".join(seeds)}),
-        f"source training: {_say(source)}" if source else "",
+        f"source training: {said}" if (said := _say(source)) else "",
         *([spread, "; ".join(words)] if rows else []),
     ]
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text)
@@ -221,7 +223,13 @@ def doubts(group: Sequence[Record], repeated: int) -> list[str]:
     broken = [record for record in finished if record["results"].get("broken")]
     notes = [f"runs with images that could not be read ({len(broken)}): {_names(broken)}"] if broken else []
     notes += [f"runs repeated with the same settings ({repeated}): the last counts"] if repeated else []
-    environments = [record.get("environment") or {} for record in finished]
+    for name, metric in METRICS.items():
+        numbers = [(record.get(metric.section) or {}).get(name) for record in finished]
+        count = sum(isinstance(number, float) and math.isnan(number) for number in numbers)
+        notes += [f"{name} is NaN in {count} run{'s' * (count > 1)}, and so is each mean over them"] * (count > 0)
+    environments = [environment for record in finished if (environment := record.get("environment"))]
+    if 0 < len(environments) < len(finished):
+        notes.append(f"some records ({len(finished) - len(environments)}) do not say where they ran")
     for name in dict.fromkeys(name for environment in environments for name in environment):
         values = in_order(environment.get(name) for environment in environments)
         notes += [f"environments differ in {name} ({', '.join(values)}); costs may not compare"] * (len(values) > 1)
