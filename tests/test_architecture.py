@@ -19,10 +19,11 @@ ALLOWED = {
     "losses": set(),
     "memory": set(),
     "ring": set(),
+    "album": set(),
     "rules": {"core"},
     "augment": set(),
     "core": {"version", "atomic", "augment"},
-    "methods": {"core", "losses", "memory", "ring", "augment"},
+    "methods": {"core", "losses", "memory", "ring", "album", "augment"},
     "testing": {"core", "methods", "losses", "memory", "ring"},
     "data": {"atomic"},
     "source": {"core", "data"},
@@ -36,7 +37,8 @@ EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplot
 EXTRAS += " pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())
 # Torch, numpy, safetensors: no more.
-BARE = {"version", "atomic", "losses", "memory", "ring", "augment", "rules", "core", "methods", "testing", "__init__"}
+BARE = {"version", "atomic", "losses", "memory", "ring", "album", "augment", "rules", "core", "methods", "testing"}
+BARE |= {"__init__"}
 
 
 def imports(path: Path) -> set[str]:

@@ -1,11 +1,17 @@
-"""Views of images: tensor in, tensor out. Chance comes from torch's random state, which is the adapter's own stream."""
+"""Views of images: tensor in, tensor out. Chance comes from torch's random state, which is the adapter's own stream.
+
+A view changes each image of a batch in its own way. Where it is known how images were normalised it works on values in
+[0, 1] and stays there; else it makes only such changes as need no range, and clips nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,3 +51,185 @@ def pixels_of(mean: float | Sequence[float] | None, std: float | Sequence[float]
     if not all(abs(value) < 1e6 for value in both[0]) or not all(0 < value < 1e6 for value in both[1]):
         raise ValueError(f"mean={mean!r} must be numbers and std={std!r} numbers above 0")
     return Pixels(*both)
+
+
+@torch.no_grad()
+def cotta_view(x: Tensor, pixels: Pixels | None = None, *, strength: float = 1.0) -> Tensor:
+    """A strong view of each image (CoTTA, RoTTA): colours, turned, moved, scaled, blurred, mirrored by chance, noise.
+
+    `strength` scales all of it; at 0 the images stay as they are. Colours and noise need `pixels`, contrast does not.
+    """
+    view = _begin(x, pixels)
+    jitters = _COLOURS if pixels is not None else (_contrast,)
+    # Differs: the published code changes all images of a batch alike; here they share the order of the colours alone.
+    for i in torch.randperm(len(jitters)).tolist():
+        view = jitters[i](view, strength)
+        view = view.clamp(0, 1) if pixels is not None else view
+    angle, scale = _uniform(view, strength * math.pi / 12), 1 + _uniform(view, 0.1 * strength)
+    # A sixteenth of an image that was padded to twice its size.
+    shift = torch.cat([_uniform(view, strength / 8), _uniform(view, strength / 8)], dim=1)
+    turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).reshape(-1, 2, 2)
+    view = _warp(view, turn / scale.reshape(-1, 1, 1), shift.flatten(1))
+    view = _blur(view, 0.5 * strength * _chance(view))
+    view = torch.where(_chance(view) < 0.5 * strength, view.flip(dims=[3]), view)
+    if pixels is not None:
+        view = view + 0.005 * strength * torch.randn(view.shape, device=x.device).to(view.dtype)
+    return _end(view, x, pixels)
+
+
+@torch.no_grad()
+def augmix_view(x: Tensor, pixels: Pixels | None = None, *, strength: float = 1.0) -> Tensor:
+    """AugMix (Hendrycks et al., 2020): each image mixed with a mixture of three chains of one to three changes.
+
+    A change turns, shears or moves the image by a random amount, or alters its tones; those need `pixels`, but for
+    contrast. `strength`, up to 1, scales the mixture's part; at 0 the images stay as they are.
+    """
+    start = _begin(x, pixels)
+    tones = _TONES if pixels is not None else (lambda part: _contrast(part, 1.0),)
+    chains = start.repeat(3, 1, 1, 1)
+    length = torch.randint(1, 4, (len(chains),), device=x.device)
+    for step in range(3):
+        change = torch.randint(len(_LIMITS) + len(tones), (len(chains),), device=x.device)
+        change[length <= step] = -1  # none
+        chains = _changed(chains, change, tones)
+    # Dirichlet(1, 1, 1) weights are exponential variables over their sum; a Beta(1, 1) variable is uniform.
+    weight = -torch.rand(3, len(x), 1, 1, 1, device=x.device).clamp(min=1e-12).log().to(start.dtype)
+    mixture = (weight / weight.sum(dim=0) * chains.reshape(3, *start.shape)).sum(dim=0)
+    return _end(start.lerp(mixture, strength * _chance(start)), x, pixels)
+
+
+# What a chain may do, at most: turn, shear along either axis (radians, slopes), move (parts of a side).
+_LIMITS = (math.pi / 20, 0.09, 0.09, 0.1, 0.1)
+
+
+def _changed(x: Tensor, change: Tensor, tones: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """Each image after its change: below 5 one of `_LIMITS`, from there on one of the tones, below 0 none."""
+    x = x.clone()
+    moved = (change >= 0) & (change < len(_LIMITS))
+    limits = torch.tensor(_LIMITS, dtype=x.dtype, device=x.device)
+    amount = F.one_hot(change.clamp(0, 4), len(_LIMITS)) * limits * _uniform(x, 1.0).flatten(1)
+    angle, along, across, *_ = amount[moved].unbind(dim=1)
+    matrix = torch.stack([angle.cos(), along - angle.sin(), across + angle.sin(), angle.cos()], dim=1)
+    x[moved] = _warp(x[moved], matrix.reshape(-1, 2, 2), amount[moved, 3:])
+    for i, tone in enumerate(tones, len(_LIMITS)):
+        x[change == i] = tone(x[change == i])
+    return x
+
+
+def check_images(x: Tensor) -> None:
+    """Refuse what no view can be made of."""
+    if x.ndim != 4:
+        raise ValueError(f"a view is made of images (N, C, H, W), not of {tuple(x.shape)}: use a method without views")
+
+
+def _begin(x: Tensor, pixels: Pixels | None) -> Tensor:
+    check_images(x)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if pixels is None else pixels.unit(x)
+
+
+def _end(view: Tensor, x: Tensor, pixels: Pixels | None) -> Tensor:
+    return (view if pixels is None else pixels.back(view)).to(x.dtype)
+
+
+def _chance(x: Tensor) -> Tensor:
+    """A number in [0, 1) for each image, the same in all precisions."""
+    return torch.rand(len(x), 1, 1, 1, device=x.device).to(x.dtype)
+
+
+def _uniform(x: Tensor, reach: float) -> Tensor:
+    """A number in [-reach, reach) for each image."""
+    return reach * (2 * _chance(x) - 1)
+
+
+def _grey(x: Tensor) -> Tensor:
+    """Luminance of red, green and blue; the mean of other channels."""
+    weights = [0.299, 0.587, 0.114] if x.shape[1] == 3 else [1 / x.shape[1]] * x.shape[1]
+    return (x * torch.tensor(weights, dtype=x.dtype, device=x.device).reshape(1, -1, 1, 1)).sum(dim=1, keepdim=True)
+
+
+def _brightness(x: Tensor, strength: float) -> Tensor:
+    return x * (1 + _uniform(x, 0.4 * strength))
+
+
+def _contrast(x: Tensor, strength: float) -> Tensor:
+    """About each channel's mean, so that it does not matter how the channels were normalised."""
+    middle = x.mean(dim=(2, 3), keepdim=True)
+    return middle + (x - middle) * (1 + _uniform(x, 0.3 * strength))
+
+
+def _saturation(x: Tensor, strength: float) -> Tensor:
+    grey = _grey(x)
+    return grey + (x - grey) * (1 + _uniform(x, 0.5 * strength)) if x.shape[1] == 3 else x
+
+
+def _hue(x: Tensor, strength: float) -> Tensor:
+    """Colours turned about the grey axis, by up to 0.06 of a circle."""
+    if x.shape[1] != 3:
+        return x
+    angle = _uniform(x, 2 * math.pi * 0.06 * strength).flatten()
+    ones = torch.ones(3, 3, dtype=x.dtype, device=x.device) / 3
+    cross = torch.tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], dtype=x.dtype, device=x.device) / math.sqrt(3)
+    cos, sin = angle.cos().reshape(-1, 1, 1), angle.sin().reshape(-1, 1, 1)
+    turn = cos * torch.eye(3, dtype=x.dtype, device=x.device) + (1 - cos) * ones + sin * cross
+    return torch.einsum("nij,njhw->nihw", turn, x)
+
+
+def _gamma(x: Tensor, strength: float) -> Tensor:
+    return x.clamp(min=1e-8) ** (1 + _uniform(x, 0.3 * strength))
+
+
+def _autocontrast(x: Tensor) -> Tensor:
+    """Each channel stretched to [0, 1]; one of a single value stays."""
+    low, high = x.amin(dim=(2, 3), keepdim=True), x.amax(dim=(2, 3), keepdim=True)
+    return torch.where(high > low, (x - low) / (high - low).clamp(min=1e-8), x)
+
+
+def _equalize(x: Tensor) -> Tensor:
+    """Each channel's 256 levels spread so that they are about equally frequent; one of a single level stays."""
+    level = (255 * x).round().long().flatten(2)
+    count = torch.zeros(*x.shape[:2], 256, dtype=x.dtype, device=x.device)
+    below = count.scatter_add_(2, level, torch.ones_like(level, dtype=x.dtype)).cumsum(dim=2)
+    low, rank = below.gather(2, level.amin(dim=2, keepdim=True)), below.gather(2, level)
+    spread = (rank - low) / (level.shape[2] - low).clamp(min=1)
+    return torch.where(low < level.shape[2], spread, x.flatten(2)).reshape(x.shape)
+
+
+def _posterize(x: Tensor) -> Tensor:
+    levels = torch.randint(8, 17, (len(x), 1, 1, 1), device=x.device)
+    return (x * levels).floor().clamp(max=levels - 1) / (levels - 1)
+
+
+def _solarize(x: Tensor) -> Tensor:
+    """What is brighter than some value is turned into its negative."""
+    return torch.where(x > 1 - 0.3 * _chance(x), 1 - x, x)
+
+
+_COLOURS = (_brightness, _contrast, _saturation, _hue, _gamma)
+_TONES = (_autocontrast, _equalize, _posterize, _solarize)
+
+
+def _warp(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    """Images seen through maps (N, 2, 2) of pixels about the middle, and shifts (N, 2) in parts of the sides.
+
+    The edge goes on beyond the image.
+    """
+    if not len(x):
+        return x
+    height, width = x.shape[2:]
+    sides = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=x.dtype, device=x.device)
+    theta = torch.cat([matrix * sides, 2 * shift.unsqueeze(2)], dim=2)
+    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _blur(x: Tensor, sigma: Tensor) -> Tensor:
+    """A Gaussian over five pixels each way, of a width (N, 1, 1, 1) for each image."""
+    away = torch.arange(-2, 3, dtype=x.dtype, device=x.device).reshape(5, 1, 1, 1, 1)
+    taps = torch.exp(-away.square() / (2 * sigma.clamp(min=1e-3).square()))
+    taps = taps / taps.sum(dim=0)
+    height, width = x.shape[2:]
+    tall = F.pad(x, (0, 0, 2, 2), mode="replicate")
+    x = sum((taps[i] * tall[:, :, i : i + height] for i in range(5)), torch.zeros_like(x))
+    wide = F.pad(x, (2, 2, 0, 0), mode="replicate")
+    return sum((taps[i] * wide[:, :, :, i : i + width] for i in range(5)), torch.zeros_like(x))

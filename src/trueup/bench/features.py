@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trueup.core.listening import heard
 from trueup.core.method import Method
 from trueup.core.split import Output, SplitModel
 
@@ -123,18 +123,13 @@ class Listener:
         self.wanted = {i * self.total // count for i in range(count)}
 
     def to(self, method: Method) -> Method:
-        """The same method, heard: what its answers are made of is noted, and nothing else changes."""
-        kind, heard = type(method), self.heard
+        """The same method, heard: the features that its answers are made of are noted, and nothing else changes."""
 
-        def predict(self: Any, net: SplitModel, out: Output, state: Any) -> Tensor:
+        def hear(net: SplitModel, out: Output, answer: Tensor) -> None:
             if out.features.ndim == 2 and out.features is not out.logits:  # they are the same where there is no head
-                heard.append(out.features.detach())
-            return kind.predict(self, net, out, state)
+                self.heard.append(out.features.detach())
 
-        twin = copy.copy(method)
-        heir = type(kind.__name__, (kind,), {"predict": predict, "__doc__": kind.__doc__})
-        object.__setattr__(twin, "__class__", heir)  # it is frozen
-        return twin
+        return heard(method, hear)
 
     def take(self, own: NDArray[np.bool_]) -> None:
         """After a batch: keep what is wanted of its genuine rows, if it was heard row by row."""

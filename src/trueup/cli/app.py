@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from trueup.cli import bench, data, demo, listing, report, reproduce, run, segment, stress, train
+from trueup.cli import bench, compare, data, demo, listing, report, reproduce, run, segment, stress, train
 from trueup.version import __version__
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("run")(run.run)
 app.command("bench")(bench.bench)
 app.command("stress", help=stress.HELP)(stress.stress)
 app.command("reproduce", help=reproduce.HELP)(reproduce.reproduce)
+app.command("compare")(compare.compare)
 app.command("report")(report.report)
 app.command("segment")(segment.segment)
 app.command("demo")(demo.demo)

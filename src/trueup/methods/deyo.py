@@ -1,0 +1,106 @@
+"""DeYO: entropy minimisation on samples whose prediction needs the shape of the object."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trueup.core.method import GradientMethod, Info, Named, fusable, in_range, whole
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import entropy
+from trueup.methods.sar import forget_gradients, without_last
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Deyo(GradientMethod):
+    """L = mean of w_i H_i over samples with H_i < τ whose predicted probability falls by more than δ in x'_i.
+
+    x' is the image with its patches shuffled, D_i the fall, and w_i = exp(E0 - H_i) + exp(D_i) a constant.
+    """
+
+    lr: float = 2.5e-4
+    params: Params = "norm"
+    margin: float = 0.5
+    """τ as a factor of ln C: entropy below which a sample may be learnt from."""
+    weight_margin: float = 0.4
+    """E0 as a factor of ln C: entropy from which a sample's weight counts down."""
+    fall: float = 0.2
+    """δ: how much less probable the predicted class must be in the shuffled image."""
+    patches: int = 4
+    """Patches along each side of an image."""
+    spared: float = 0.25
+    """Part of the normalisation layers, the last of the model, that `params="norm"` leaves alone; rounded up."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+
+    info = Info(
+        name="deyo",
+        title="DeYO",
+        paper="Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled "
+        "Factors, ICLR 2024",
+        unfit="shuffled patches take each pixel away from its place, so there is nothing to compare it with",
+        passes="2 forward, 1 backward",
+        works="Shifts of colour, texture or background that make a model certain for the wrong reason.",
+        breaks="Classes told by texture: they survive the shuffle, and nothing is learnt from them.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("margin", self.margin, 0)
+        in_range("weight_margin", self.weight_margin, 0)
+        in_range("fall", self.fall, -1, 1)
+        whole("patches", self.patches, 1)
+        in_range("spared", self.spared, 0, 1)
+        in_range("momentum", self.momentum, 0, 1)
+
+    def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
+        """One pass, and one of the shuffled images, which moves no statistics."""
+        other = shuffled(x, self.patches)
+        out = net(x, update=True)
+        # Differs: published code shuffles only samples of low entropy, whose batch statistics are then a subset's.
+        with torch.no_grad():
+            out.memo["shuffled"] = net(other)
+        return out
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
+        """Weighted entropy of the selected samples; None where none is selected."""
+        other = out.memo["shuffled"] if net.label is None else out.memo["shuffled"].of_label(net.label)
+        h, s, unit = entropy(out.logits), F.softmax(out.logits.detach(), dim=1), math.log(out.logits.shape[1])
+        label = s.argmax(dim=1, keepdim=True)
+        fall = (s - F.softmax(other.logits, dim=1)).gather(1, label).squeeze(1)
+        chosen = (h.detach() < self.margin * unit) & (fall > self.fall)
+        if not bool(chosen.any()):
+            return None
+        weight = torch.exp(self.weight_margin * unit - h.detach()) + torch.exp(fall)
+        return (weight * h)[chosen].mean()
+
+    def after(self, net: SplitModel, out: Output, state: Any) -> None:
+        """Nothing is remembered."""
+        forget_gradients(net)
+
+    def optimizer(self, named: Named) -> torch.optim.Optimizer:
+        """SGD with momentum, without the last normalisation layers."""
+        named = without_last(named, self.spared) if self.params == "norm" else named
+        parameters = [p for _, p in named]
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fusable(parameters))
+
+
+def shuffled(x: Tensor, patches: int) -> Tensor:
+    """Images (N, C, H, W) cut into patches² pieces that change places, in each image in another order."""
+    if x.ndim != 4:
+        raise ValueError(f"DeYO shuffles patches of images (N, C, H, W), not of {tuple(x.shape)}: use eta or sar")
+    (n, channels), size, k = x.shape[:2], x.shape[2:], patches
+    height, width = (max(1, side // k) for side in size)
+    if (height * k, width * k) != tuple(size):
+        x = F.interpolate(x, size=(height * k, width * k), mode="bilinear", align_corners=False)
+    pieces = x.reshape(n, channels, k, height, k, width).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    order = torch.rand(n, k * k, device=x.device).argsort(dim=1)
+    pieces = pieces[torch.arange(n, device=x.device).unsqueeze(1), order].unflatten(1, (k, k))
+    mixed = pieces.permute(0, 3, 1, 4, 2, 5).reshape(n, channels, height * k, width * k)
+    return mixed if mixed.shape[2:] == size else F.interpolate(mixed, size=size, mode="bilinear", align_corners=False)

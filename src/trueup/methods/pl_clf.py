@@ -1,0 +1,29 @@
+"""PL-C: train the classifier alone on the model's own confident predictions."""
+
+from dataclasses import dataclass
+
+from trueup.core.method import Info
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.methods.pl import Pl
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class PlClf(Pl):
+    """PL's loss, with only the head trained; features are the source model's, as in T3A's library."""
+
+    norm: str = "source"
+    lr: float = 5e-5
+    params: Params = "head"
+
+    info = Info(
+        name="pl-clf",
+        title="PL-C",
+        paper="Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain "
+        "Generalization, NeurIPS 2021",
+        tasks=("classification", "segmentation"),
+        passes="1 forward, 1 backward of the head",
+        works="Cheap: the backbone takes no gradient. Helps where confident predictions are right.",
+        breaks="Confident mistakes are learnt, too; where no prediction is confident nothing happens.",
+    )

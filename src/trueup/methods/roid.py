@@ -1,0 +1,118 @@
+"""ROID: certain and diverse samples, consistency with a view, and weights that stay near the source's."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.augment import Pixels
+from trueup.core.method import GradientMethod, Info, in_range
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import entropy, soft_cross_entropy
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Roid(GradientMethod):
+    """L = mean of w_i (SLR_i + SCE_i): a soft likelihood ratio, and symmetric cross-entropy with a view of the image.
+
+    SLR = -Σ_k q_k log(q_k / (1 - q_k)) with q = min(s, 0.99). w = exp(d c / T), with d the distance of s_i from the
+    running mean m and c the certainty -H_i, both scaled to [0, 1] over the batch; 0 where d is below its mean.
+    """
+
+    lr: float = 1e-3
+    params: Params = "norm"
+    temperature: float = 1 / 3
+    """T: the lower, the more the most certain and diverse samples count."""
+    keep: float = 0.99
+    """After each step, the part of the weights that stays; the rest is the source's."""
+
+    info = Info(
+        name="roid",
+        title="ROID",
+        paper="Marsden et al., Universal Test-time Adaptation through Weight Ensembling, Diversity Weighting, and "
+        "Prior Correction, WACV 2024",
+        unfit="a view moves pixels, and the prior of a batch is one of images",
+        passes="2 forward, 2 backward",
+        memory="the mean prediction and the source's values of what is updated",
+        works="Long streams that change, with classes in any proportion, also one after another.",
+        breaks="Each step is pulled back to the source, so a lasting strong shift is never followed all the way.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        in_range("temperature", self.temperature, 1e-3)
+        in_range("keep", self.keep, 0, 1)
+
+    def init(self, net: SplitModel) -> nn.Module:
+        """The running mean m, uniform at first, and the source values of the selected parameters."""
+        state, like = nn.Module(), next(net.parameters(), torch.empty(0))
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        state.register_buffer("mean", torch.full((net.classes,), 1 / net.classes, dtype=dtype, device=like.device))
+        state.source = nn.Module()
+        # The first of several labels goes back for all of them.
+        for i, p in enumerate(net.selected.values() if not net.label else ()):
+            state.source.register_buffer(str(i), p.detach().clone())
+        return state
+
+    def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
+        """One pass, and one of a view, which moves no statistics."""
+        other = view(x, net.pixels)
+        out = net(x, update=True)
+        # Differs: published code sees only samples with a weight from another view, and has their batch statistics.
+        out.memo["view"] = net(other)
+        return out
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """The weights are constants; both sides of the symmetric cross-entropy learn."""
+        other = out.memo["view"] if net.label is None else out.memo["view"].of_label(net.label)
+        s = F.softmax(out.logits, dim=1)
+        distance = _scaled(1 - F.cosine_similarity(state.mean.to(s), s.detach(), dim=1))
+        certainty = _scaled(-entropy(out.logits.detach()))
+        w = torch.exp(distance * certainty / self.temperature) * (distance >= distance.mean())
+        q = s.clamp(max=0.99)
+        ratio = -(q * (q / (1 - q) + 1e-5).log()).sum(dim=1)
+        forth, back = soft_cross_entropy(s, other.logits), soft_cross_entropy(other.logits.softmax(dim=1), out.logits)
+        # Differs: the mean is over the batch as it is, not over the size that batches are said to have.
+        return (w * (ratio + (forth + back) / 2)).mean()
+
+    def after(self, net: SplitModel, out: Output, state: Any) -> None:
+        """m moves a tenth of the way to the batch's mean prediction, the weights a hundredth to the source's."""
+        state.mean.lerp_(F.softmax(out.logits, dim=1).mean(dim=0).to(state.mean), 0.1)
+        for p, source in zip(net.selected.values(), state.source.buffers(), strict=False):
+            p.lerp_(source, 1 - self.keep)
+
+    def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
+        """Log-probabilities, up to a constant, times the batch's smoothed prior (p̄ + g) / (1 + g C)."""
+        # Differs: published code multiplies the logits; a frequent class whose logit is negative then loses.
+        (n, classes), mean = out.logits.shape, F.softmax(out.logits, dim=1).mean(dim=0)
+        g = max(1 / n, 1 / classes) / mean.max()
+        return out.logits + ((mean + g) / (1 + g * classes)).log()
+
+
+def _scaled(values: Tensor) -> Tensor:
+    """From 0 to 1 over the batch; 0 where all are equal (Differs: published code divides 0 by 0)."""
+    low, high = values.aminmax()
+    return (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
+
+
+def view(x: Tensor, pixels: Pixels | None) -> Tensor:
+    """Images (N, C, H, W) turned, moved, scaled, perhaps mirrored, with another contrast; all of a batch alike."""
+    # Differs: published code changes hue, saturation and gamma, too, blurs and adds noise.
+    if x.ndim != 4:
+        raise ValueError(f"ROID makes views of images (N, C, H, W), not of {tuple(x.shape)}: use eta or sar")
+    turn, right, down, scale, mirror, contrast, bright = (2 * torch.rand(7) - 1).tolist()
+    angle, size, ratio = math.radians(15 * turn), 1 + scale / 10, x.shape[2] / x.shape[3]
+    a, b, flip = math.cos(angle) * size, math.sin(angle) * size, math.copysign(1, mirror)
+    theta = x.new_tensor([[flip * a, -b * ratio, right / 8], [flip * b / ratio, a, down / 8]], dtype=torch.float32)
+    grid = F.affine_grid(theta.expand(len(x), 2, 3), list(x.shape), align_corners=False).to(x)
+    y = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+    y = pixels.unit(y) * (1 + 0.4 * bright) if pixels is not None else y
+    middle = y.mean(dim=(1, 2, 3), keepdim=True)
+    y = middle + (1 + 0.3 * contrast) * (y - middle)
+    return pixels.back(y) if pixels is not None else y

@@ -1,0 +1,103 @@
+"""RoTTA: a slow teacher answers; the student learns from a memory that is balanced, recent and certain."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.album import Timely
+from trueup.augment import check_images, cotta_view
+from trueup.core.method import GradientMethod, Info, in_range, whole
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.core.split import Output, SplitModel
+from trueup.losses import soft_cross_entropy
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Rotta(GradientMethod):
+    """L = mean over the memory of E(age) CE(teacher(x), student(view of x)), E = 1/(1 + exp(age / capacity))."""
+
+    norm: str = "ema:0.05"
+    lr: float = 1e-3
+    params: Params = "norm"
+    capacity: int = 64
+    """Images in the memory."""
+    every: int = 64
+    """Images between two updates."""
+    momentum: float = 0.999
+    """How much of the teacher stays at an update; the rest is the student's."""
+
+    info = Info(
+        name="rotta",
+        title="RoTTA",
+        paper="Yuan et al., Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023",
+        unfit="its memory is balanced by the one class that an image has",
+        passes="1 forward; 2 forwards and 1 backward of 64 kept images for every 64",
+        memory="64 images and a copy of the model",
+        images=True,
+        works="Streams that change slowly and in which a class comes many times in a row; single images.",
+        breaks="It is slow to follow a sudden change: its statistics and its teacher move once in 64 images.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("capacity", self.capacity, 2)
+        whole("every", self.every, 1)
+        in_range("momentum", self.momentum, 0, 1)
+
+    def init(self, net: SplitModel) -> nn.Module:
+        """The teacher and an empty memory."""
+        state = nn.Module()
+        state.teacher = net.clone()
+        state.memory = Timely(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
+        return state
+
+    def rows(self, state: Any, n: int) -> int:
+        """Up to the next update; robust statistics want whole batches to learn from."""
+        # Differs: published code answers a whole batch before the updates that fall into it.
+        return n if self.norm == "robust" else min(n, state.memory.due(self.every))
+
+    def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
+        """The teacher answers, with the statistics that it has; the gradient is the memory's alone."""
+        check_images(x)
+        state.memory.suits(x)
+        with torch.no_grad():
+            out: Output = state.teacher(x)
+        return out
+
+    def observe(self, net: SplitModel, out: Output, state: Any) -> None:
+        """Offer the images to the memory; when an update is due, the statistics of both move to the memory's."""
+        s = F.softmax(out.logits, dim=1)
+        state.memory.add(out.x, s.argmax(dim=1), -(s * (s + 1e-6).log()).sum(dim=1))
+        if state.memory.wait(len(out.x), self.every):
+            self._look(net, out, state, update=True)
+            state.teacher.settle()
+
+    def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
+        """Disagreement with the teacher on the memory, of old images less; None between updates."""
+        memory = state.memory
+        if int(memory.waiting) < self.every:
+            return None
+        if "logits" not in out.memo:  # a further step
+            self._look(net, out, state, update=False)
+        weight = torch.sigmoid(-memory.age[memory.labels >= 0].to(out.memo["logits"]) / self.capacity)
+        return (weight * soft_cross_entropy(out.memo["target"], out.memo["logits"])).mean()
+
+    def after(self, net: SplitModel, out: Output, state: Any) -> None:
+        """After an update the teacher moves a little to the student; its statistics are its own."""
+        if int(state.memory.waiting) >= self.every:
+            for name, p in net.selected.items():
+                state.teacher.selected[name].lerp_(p, 1 - self.momentum)
+
+    def _look(self, net: SplitModel, out: Output, state: Any, *, update: bool) -> None:
+        """The teacher at the kept images, the student at strong views of them."""
+        images = state.memory.read(next((p.dtype for p in net.parameters()), None))
+        with torch.no_grad():
+            out.memo["target"] = F.softmax(state.teacher(images, update=update).logits, dim=1)
+        # Differs: the gradient takes the statistics as constants, also the twentieth that is the batch's.
+        with torch.enable_grad():
+            out.memo["logits"] = net(cotta_view(images, net.pixels), update=update).logits

@@ -1,0 +1,29 @@
+"""Tent-C: minimise the entropy of predictions through the classifier alone."""
+
+from dataclasses import dataclass
+
+from trueup.core.method import Info
+from trueup.core.params import Params
+from trueup.core.registry import register
+from trueup.methods.tent import Tent
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class TentClf(Tent):
+    """Tent's L = mean_i H(p_i), with only the head trained; features are the source model's, as in T3A's library."""
+
+    norm: str = "source"
+    lr: float = 5e-5
+    params: Params = "head"
+
+    info = Info(
+        name="tent-clf",
+        title="Tent-C",
+        paper="Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain "
+        "Generalization, NeurIPS 2021",
+        tasks=("classification", "segmentation"),
+        passes="1 forward, 1 backward of the head",
+        works="Cheap: the backbone takes no gradient. Helps where features still separate the classes.",
+        breaks="Larger weights alone lower the entropy: a long stream or a large lr ends with one class for all.",
+    )

@@ -1,0 +1,212 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from byhand import PROBS, X, entropy, identity_head
+from torch import Tensor
+
+import trueup
+from trueup.augment import Pixels
+from trueup.core.split import Output
+from trueup.methods.roid import view
+from trueup.testing import convnet, images
+
+VIEW = [[0.6, 0.4], [0.2, 0.8], [0.7, 0.3]]
+STILL = [0.5] * 7
+
+
+def scaled(values: list[float]) -> list[float]:
+    return [(v - min(values)) / (max(values) - min(values)) for v in values]
+
+
+def ratio(p: list[float]) -> float:
+    return -sum(min(v, 0.99) * math.log(min(v, 0.99) / (1 - min(v, 0.99)) + 1e-5) for v in p)
+
+
+def cross(p: list[float], q: list[float]) -> float:
+    return -sum(a * math.log(b) for a, b in zip(p, q, strict=True))
+
+
+def weights(probs: list[list[float]], mean: list[float], temperature: float = 1 / 3) -> list[float]:
+    cosines = [sum(a * b for a, b in zip(p, mean, strict=True)) / math.hypot(*p) / math.hypot(*mean) for p in probs]
+    distance, certainty = scaled([1 - c for c in cosines]), scaled([-entropy(p) for p in probs])
+    least = sum(distance) / len(distance)
+    return [math.exp(d * c / temperature) if d >= least else 0.0 for d, c in zip(distance, certainty, strict=True)]
+
+
+def loss_of(x: Tensor = X, seen: list[list[float]] = VIEW, mean: list[float] | None = None, **hyper: Any) -> Tensor:
+    adapter = trueup.adapt(identity_head(), "roid", params="all", example=X, **hyper)
+    assert adapter.state.mean.tolist() == [0.5, 0.5]
+    if mean is not None:
+        adapter.state.mean.copy_(torch.tensor(mean, dtype=torch.float64))
+    out, logits = adapter.net(x), torch.tensor(seen, dtype=torch.float64).log()
+    out.memo["view"] = Output(x, logits, logits, logits)
+    return adapter.method.loss(adapter.net, out, adapter.state)
+
+
+@pytest.mark.parametrize("hyper", [{}, {"temperature": 2.0}], ids=str)
+def test_loss_by_hand(hyper: dict) -> None:
+    """Far from the uniform mean are the second and a fourth, from (0.1, 0.9) the first and the fourth."""
+    probs, seen = [*PROBS, [0.9, 0.1]], [*VIEW, [0.6, 0.4]]
+    x = torch.tensor(probs, dtype=torch.float64).log()
+    each = [ratio(p) + (cross(p, q) + cross(q, p)) / 2 for p, q in zip(probs, seen, strict=True)]
+    for mean, kept in (([0.5, 0.5], [1, 3]), ([0.1, 0.9], [0, 3])):
+        w = weights(probs, mean, **hyper)
+        assert [i for i in range(4) if w[i]] == kept
+        expected = sum(a * b for a, b in zip(w, each, strict=True)) / 4
+        assert float(loss_of(x, seen, mean, **hyper).detach()) == pytest.approx(expected, abs=1e-8)
+
+
+def test_the_likelihood_ratio_is_clipped() -> None:
+    """At s = (0.999, 0.001) the first counts as 0.99."""
+    x = torch.tensor([[math.log(999.0), 0.0]], dtype=torch.float64)
+    seen = [[0.5, 0.5]]
+    p = [0.999, 0.001]
+    expected = ratio(p) + (cross(p, seen[0]) + cross(seen[0], p)) / 2
+    assert float(loss_of(x, seen).detach()) == pytest.approx(expected, abs=1e-8)
+
+
+def test_both_sides_of_the_consistency_learn_and_weights_are_constants() -> None:
+    """Numerical derivatives of Σ w_i (…)_i with the weights held."""
+    w = weights(PROBS, [0.5, 0.5])
+    x = X.clone().requires_grad_()
+    loss_of(x).backward()
+
+    def value(row: list[float]) -> float:
+        total = sum(math.exp(v) for v in row)
+        p = [math.exp(v) / total for v in row]
+        return w[1] * (ratio(p) + (cross(p, VIEW[1]) + cross(VIEW[1], p)) / 2) / 3
+
+    for k in (0, 1):
+        high, low = ([v + e * (j == k) for j, v in enumerate(X[1].tolist())] for e in (1e-5, -1e-5))
+        assert x.grad[1, k].item() == pytest.approx((value(high) - value(low)) / 2e-5, abs=1e-7)
+
+
+def test_equal_samples_and_single_ones_have_weight_one() -> None:
+    for n in (1, 4):
+        loss = loss_of(X[:1].expand(n, 2), VIEW[:1] * n)
+        expected = ratio(PROBS[0]) + (cross(PROBS[0], VIEW[0]) + cross(VIEW[0], PROBS[0])) / 2
+        assert float(loss.detach()) == pytest.approx(expected, abs=1e-8)
+
+
+def test_prior_correction_by_hand() -> None:
+    """p̄ of three samples, g = (1/2) / max p̄: each probability times (p̄ + g) / (1 + 2 g), made to sum to one."""
+    adapter = trueup.adapt(identity_head(), "roid", params="all", example=X)
+    answer = adapter.method.predict(adapter.net, adapter.net(X), adapter.state).softmax(dim=1)
+    mean = [sum(p[k] for p in PROBS) / 3 for k in (0, 1)]
+    g = 0.5 / max(mean)
+    prior = [(m + g) / (1 + 2 * g) for m in mean]
+    for row, p in zip(answer.tolist(), PROBS, strict=True):
+        total = p[0] * prior[0] + p[1] * prior[1]
+        assert row == pytest.approx([p[k] * prior[k] / total for k in (0, 1)], abs=1e-8)
+
+
+def test_the_frequent_class_gains_whatever_the_sign_of_its_logit() -> None:
+    x = torch.tensor([[-4.0, -3.0]] * 3 + [[-3.0, -3.0]], dtype=torch.float64)
+    adapter = trueup.adapt(identity_head(), "roid", params="all", example=x)
+    answer = adapter.method.predict(adapter.net, adapter.net(x), adapter.state)
+    assert answer[3, 1] > answer[3, 0]
+
+
+def test_running_mean_and_pull_to_the_source_by_hand() -> None:
+    """The same step with keep=1 and keep=0.9: there a tenth of the way back."""
+    x = images(16, seed=0, shift=1.0)[0].double()
+    model = convnet().double()
+    free, held = (trueup.adapt(model, "roid", keep=keep, lr=0.05) for keep in (1.0, 0.9))
+    free(x)
+    held(x)
+    for name, p in free.net.selected.items():
+        expected = 0.9 * p + 0.1 * model.get_parameter(name)
+        torch.testing.assert_close(held.net.selected[name], expected, rtol=0, atol=1e-8)
+        assert not torch.equal(p, model.get_parameter(name))
+    still = trueup.adapt(model, "bn")
+    mean = still(x).softmax(dim=1).mean(dim=0)
+    torch.testing.assert_close(held.state.mean, 0.9 * torch.full_like(mean, 1 / 6) + 0.1 * mean, rtol=0, atol=1e-8)
+    assert trueup.get_method("roid")().keep == 0.99
+
+
+def test_the_source_is_no_alias_and_keep_zero_stays_there() -> None:
+    model = convnet()
+    adapter = trueup.adapt(model, "roid", keep=0.0, lr=0.1)
+    moving = trueup.adapt(model, "roid", lr=0.1)
+    for s in range(3):
+        x = images(16, seed=s, shift=1.0)[0]
+        adapter(x)
+        moving(x)
+    assert adapter.updates == 3
+    assert all(torch.equal(p, q) for p, q in zip(adapter.net.model.parameters(), model.parameters(), strict=True))
+    kept = list(moving.state.source.buffers())
+    for name, value in zip(moving.net.selected, kept, strict=True):
+        assert torch.equal(value, model.get_parameter(name))
+        assert not torch.equal(value, moving.net.selected[name])
+
+
+def test_several_labels_go_back_once() -> None:
+    x, model = images(16, seed=0, shift=1.0)[0].double(), convnet().double()
+    free, held = (trueup.adapt(model, "roid", keep=keep, lr=0.05, multilabel=True) for keep in (1.0, 0.9))
+    assert free(x).shape == held(x).shape == (16, 6)
+    for name, p in free.net.selected.items():
+        expected = 0.9 * p + 0.1 * model.get_parameter(name)
+        torch.testing.assert_close(held.net.selected[name], expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("norm", ["ema", "instance"])
+def test_views_move_no_statistics(norm: str) -> None:
+    x = images(16, seed=0, shift=1.0)[0]
+    adapter, plain = (trueup.adapt(convnet(), name, norm=norm) for name in ("roid", "bn"))
+    adapter(x)
+    plain(x)
+    for mine, theirs in zip(adapter.net.model.buffers(), plain.net.model.buffers(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, x: Tensor, *draws: float, pixels: Pixels | None = None) -> Tensor:
+    """A view with these draws from 0 to 1: turn, right, down, scale, mirror, contrast, brightness."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "rand", lambda n: torch.tensor(draws[:n]))
+        return view(x, pixels)
+
+
+def test_views_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.rand(3, 2, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    close = {"rtol": 0, "atol": 1e-5}  # the grid is made in float32
+    torch.testing.assert_close(drawn(monkeypatch, x, *STILL), x, **close)
+    mirrored = drawn(monkeypatch, x, *STILL[:4], 0.0, 0.5, 0.5)
+    torch.testing.assert_close(mirrored, x.flip(3), **close)
+    right = drawn(monkeypatch, x, 0.5, 1.0, *STILL[2:])
+    torch.testing.assert_close(right[..., :-1], x[..., 1:], **close)
+    contrast = drawn(monkeypatch, x, *STILL[:5], 1.0, 0.5)
+    mean = x.mean(dim=(1, 2, 3), keepdim=True)
+    torch.testing.assert_close(contrast, mean + 1.3 * (x - mean), **close)
+
+
+def test_turning_keeps_shapes_of_oblong_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By 15 degrees: the column read at (i, j) is cos j - sin i, the row sin j + cos i, from the middle."""
+    row, column = torch.meshgrid(torch.arange(16.0) - 7.5, torch.arange(32.0) - 15.5, indexing="ij")
+    y = drawn(monkeypatch, torch.stack((row, column)).unsqueeze(0), 1.0, *STILL[1:])[0]
+    c, s = math.cos(math.pi / 12), math.sin(math.pi / 12)
+    inside = slice(6, 10), slice(8, 24)
+    torch.testing.assert_close(y[1][inside], (c * column - s * row)[inside], rtol=0, atol=1e-4)
+    torch.testing.assert_close(y[0][inside], (s * column + c * row)[inside], rtol=0, atol=1e-4)
+
+
+def test_views_of_known_pixels_stay_in_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = Pixels((0.5,), (0.25,))
+    x = torch.tensor([-2.0, 0.0, 1.0, 2.0]).reshape(1, 1, 2, 2)  # 0, 0.5, 0.75, 1
+    bright = drawn(monkeypatch, x, *STILL[:6], 1.0, pixels=pixels)
+    expected = (torch.tensor([0.0, 0.7, 1.0, 1.0]).reshape(1, 1, 2, 2) - 0.5) / 0.25
+    torch.testing.assert_close(bright, expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_no_image_is_refused_before_anything_changes() -> None:
+    adapter = trueup.adapt(identity_head(), "roid", params="all")
+    with pytest.raises(ValueError, match="views of images"):
+        adapter(X)
+    assert adapter.batches == 0
+
+
+@pytest.mark.parametrize("bad", [{"temperature": 0}, {"keep": 1.1}], ids=str)
+def test_meaningless_values_are_refused(bad: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        trueup.adapt(identity_head(), "roid", **bad)
