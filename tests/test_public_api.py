@@ -26,6 +26,20 @@ METHODS = {
     "eata": "lr params steps margin redundancy momentum fisher_weight norm episodic",
     "lame": "affinity neighbors symmetric norm episodic",
     "tsd": "lr params steps per_class neighbors alignment consistency variant norm episodic",
+    "tent-clf": "lr params steps norm episodic",
+    "pl-clf": "lr params steps threshold norm episodic",
+    "bn-alpha": "norm episodic",
+    "bn-prior": "norm episodic",
+    "rdumb": "lr params steps margin redundancy momentum every norm episodic",
+    "shot": "lr params steps threshold label_weight norm episodic",
+    "tent-prebn": "lr params steps norm episodic",
+    "sar": "lr params steps margin spared recovery momentum norm episodic",
+    "deyo": "lr params steps margin weight_margin fall patches spared momentum norm episodic",
+    "roid": "lr params steps temperature keep norm episodic",
+    "memo": "lr params steps views norm episodic",
+    "note": "lr params steps capacity every norm episodic",
+    "rotta": "lr params steps capacity every momentum norm episodic",
+    "cotta": "lr params steps views confidence momentum restore chunk norm episodic",
 }
 DEFAULTS = {
     "tent": {"lr": 1e-3, "params": "norm", "norm": "batch"},
@@ -64,5 +78,6 @@ def test_defaults() -> None:
 def test_adapt_takes() -> None:
     parameters = inspect.signature(trueup.adapt).parameters
     assert list(parameters) == [
-        "model", "method", "preset", "guard", "head", "output", "example", "multilabel", "seed", "hyper",
+        "model", "method", "preset", "guard", "head", "output", "example", "multilabel", "mean", "std", "seed",
+        "hyper",
     ]  # fmt: skip

@@ -70,10 +70,7 @@ def test_findings_are_those_of_plain_adapters() -> None:
 
 
 def test_the_best_estimate_is_recommended() -> None:
-    tent, tsd = (
-        replace(BASE, name="tent", agreement=0.6, estimate=0.7),
-        replace(BASE, name="tsd", agreement=0.6, estimate=0.8),
-    )
+    tent, tsd = (replace(BASE, name=name, agreement=0.6, estimate=e) for name, e in (("tent", 0.7), ("tsd", 0.8)))
     advice = advise([BASE, tent, tsd])
     assert advice.name == "tsd"
     assert "80.0%" in advice.reasons[0]
@@ -105,19 +102,14 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_folders_are_labels_if_they_are_as_many_as_classes(photos: Path) -> None:
+def test_folders_are_labels_if_they_are_as_many_as_classes(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     domain, labelled = find_images(photos, 10)
     assert labelled
     assert domain.labels.tolist() == sorted([*range(10), *range(10)])
     assert not find_images(photos, 7)[1]
     with pytest.raises(ValueError, match="holds no images"):
-        find_images(photos.parent / "photos" / "0" / "..", 2) if False else find_images(_empty(photos), 2)
-
-
-def _empty(photos: Path) -> Path:
-    folder = photos.parent / "empty"
-    folder.mkdir()
-    return folder
+        find_images(tmp_path / "empty", 2)
 
 
 def test_guards_are_for_the_stress_test() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from trueup.core.method import Method
-from trueup.core.registry import get_method, list_methods
+from trueup.cli.methods_page import HEADS, each, page, row
 from trueup.data.cards import CARDS, OWN
 from trueup.data.datasets.masked import NAMES
 from trueup.data.streams import STREAMS
 
-TASKS = {"classification": "images", "segmentation": "pixels"}
 KINDS = ("methods", "datasets", "streams", "hyper")
 
 
@@ -22,12 +18,16 @@ def list_all(
     kind: str = typer.Argument(
         "", help="methods, datasets, streams or hyper (hyper-parameters); all but the last if left out."
     ),
+    markdown: bool = typer.Option(False, "--markdown", help="The methods as a page, with what each is good for."),
 ) -> None:
     """List the methods, datasets and streams."""
     from trueup.bench.settings import known
 
     if kind:
         known(kind, KINDS, "list")
+    if markdown:
+        typer.echo(page(), nl=False)
+        return
     console = Console()
     if kind in ("", "methods"):
         console.print(_methods())
@@ -46,32 +46,17 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _each() -> Iterator[tuple[str, str, Method]]:
-    """Every method with what it is for; one that has a class for images and another for pixels comes twice."""
-    for name in list_methods():
-        classes: dict[type[Method], list[str]] = {}
-        for task, word in TASKS.items():
-            if name in list_methods(task):
-                classes.setdefault(get_method(name, task), []).append(word)
-        for cls, words in classes.items():
-            yield name, ", ".join(words), cls()
-
-
 def _methods() -> Table:
-    table = _table("Methods", "name", "tasks", "paper", "updates", "statistics")
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for name, tasks, method in _each():
-        updates = str(method.hyperparameters().get("params", "–"))
-        rows.setdefault((name, method.info.paper, updates, method.norm), []).append(tasks)
-    for (name, *rest), words in rows.items():
-        table.add_row(name, ", ".join(words), *rest)
+    table = _table("Methods", *HEADS[:-1])
+    for name, tasks, method in each():
+        table.add_row(*row(name, tasks, method)[:-1])
     return table
 
 
 def _hyper() -> Table:
     table = _table("Hyper-parameters and their defaults", "method", "tasks", "values")
-    for name, tasks, method in _each():
-        table.add_row(name, tasks, ", ".join(f"{k}={v!r}" for k, v in method.hyperparameters().items()))
+    for name, tasks, method in each():
+        table.add_row(name, ", ".join(tasks), ", ".join(f"{k}={v!r}" for k, v in method.hyperparameters().items()))
     return table
 
 

@@ -19,4 +19,8 @@ class Bn(Method):
         title="BatchNorm adaptation",
         paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
         tasks=("classification", "segmentation"),
+        passes="1 forward",
+        memory="nothing",
+        works="Shifts of colour, contrast, noise, with batches of 32 or more that mix the classes.",
+        breaks="Single images, small batches, and batches of one class: their statistics mean nothing.",
     )

@@ -28,6 +28,10 @@ class Eata(Eta):
         paper="Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022",
         tasks=("classification", "segmentation"),
         needs=("prepare",),
+        passes="1 forward, 1 backward",
+        memory="the mean prediction, and a value for each parameter",
+        works="As ETA, and where the source domain comes back: what mattered there is kept.",
+        breaks="Without source images before deployment it is ETA.",
     )
 
     def __post_init__(self) -> None:

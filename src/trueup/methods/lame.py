@@ -31,6 +31,10 @@ class Lame(Method):
         paper="Boudiaf et al., Parameter-Free Online Test-Time Adaptation, CVPR 2022",
         needs=("head",),
         unfit="it compares all pairs of a batch, and half a million pixels have more pairs than any memory holds",
+        passes="1 forward",
+        memory="nothing",
+        works="Batches in which neighbours share a class: video, bursts.",
+        breaks="Shuffled streams: it answers worse than the source there.",
     )
 
     def __post_init__(self) -> None:

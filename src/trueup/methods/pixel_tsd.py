@@ -3,17 +3,18 @@
 The paper says neither which pixels enter the bank nor how many; what is decided here, and why: docs/segmentation.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, flag, in_range, whole
+from trueup.core.method import GradientMethod, flag, in_range, whole
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy, soft_cross_entropy
+from trueup.methods.tsd import Tsd
 from trueup.ring import Ring, draw_pixels
 
 SEED_WEIGHT = 1e-6  # what the head's rows count as neighbours: they stand for no pixel
@@ -42,13 +43,7 @@ class PixelTsd(GradientMethod):
     queries: int = 1024
     """Pixels of each batch that are aligned with their neighbours, drawn at random."""
 
-    info = Info(
-        name="tsd",
-        title="TSD on pixels",
-        paper="Wang et al., Feature Alignment and Uniformity for Test Time Adaptation, CVPR 2023",
-        tasks=("segmentation",),
-        needs=("head",),
-    )
+    info = replace(Tsd.info, title="TSD on pixels", tasks=("segmentation",), memory="1,024 pixels of each class")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -24,6 +24,10 @@ class Pl(GradientMethod):
         title="Pseudo-labelling",
         paper="Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML workshop 2013",
         tasks=("classification", "segmentation"),
+        passes="1 forward, 1 backward",
+        memory="nothing",
+        works="Where confident predictions are right.",
+        breaks="Where they are not: confident mistakes are learnt, with many classes until nothing else is left.",
     )
 
     def __post_init__(self) -> None:

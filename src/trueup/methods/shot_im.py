@@ -24,6 +24,10 @@ class ShotIm(GradientMethod):
         title="SHOT-IM",
         paper="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
         tasks=("classification", "segmentation"),
+        passes="1 forward, 1 backward",
+        memory="nothing",
+        works="Balanced streams with large batches: among the best on the embedded digits.",
+        breaks="Streams where classes are rare or come one after another: predictions are spread all the same.",
     )
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:

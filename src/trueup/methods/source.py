@@ -17,4 +17,8 @@ class Source(Method):
         title="No adaptation",
         paper="Vapnik, Statistical Learning Theory, 1998 (ERM)",
         tasks=("classification", "segmentation"),
+        passes="1 forward",
+        memory="nothing",
+        works="Always, as the model that one has; the measure of all others.",
+        breaks="Does not follow any shift.",
     )

@@ -28,6 +28,10 @@ class T3a(Method):
         "Generalization, NeurIPS 2021",
         needs=("head",),
         unfit="the entropy of pixels is 0 over most of an image, so a bank of the lowest stays with the first image",
+        passes="1 forward",
+        memory="per_class features of each class",
+        works="No gradient and no change of the network; small gains that are safe, also on models without BatchNorm.",
+        breaks="Shifts that move all features: the bank is made of what the shifted model says.",
     )
 
     def __post_init__(self) -> None:

@@ -25,6 +25,10 @@ class Tent(GradientMethod):
         title="Tent",
         paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
         tasks=("classification", "segmentation"),
+        passes="1 forward, 1 backward",
+        memory="nothing",
+        works="Mild shifts with large, mixed batches; cheap in memory, as only norms are updated.",
+        breaks="Long streams and streams of one class after another: answers collapse onto few classes.",
     )
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:

@@ -39,6 +39,10 @@ class Tsd(GradientMethod):
         title="TSD",
         paper="Wang et al., Feature Alignment and Uniformity for Test Time Adaptation, CVPR 2023",
         needs=("head",),
+        passes="1 forward, 1 backward",
+        memory="per_class features and predictions of each class",
+        works="Shifts with mixed batches of all sizes from 16 on: among the best on the embedded digits.",
+        breaks='One class after another and single images, unless with preset="safe"; classes with several looks.',
     )
 
     def __post_init__(self) -> None:
