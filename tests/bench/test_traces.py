@@ -1,5 +1,6 @@
 """Traces against what was answered, image by image; every run of a sweep leaves one that its record names."""
 
+import logging
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 from test_judges import case, domain, sure
 
+import trueup
 from trueup.bench.judges import EXAMPLES, SIDE, ClassJudge, MaskJudge, mean_dice, shrunk, stacked
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import run_sweep
@@ -111,3 +113,11 @@ def test_traces_that_cannot_be_read_are_not_there(tmp_path: Path) -> None:
     trace = read({"id": "fine", "trace": "traces/fine.npz"})
     assert trace is not None
     assert trace["x"].tolist() == [0, 1]
+
+
+def test_a_run_leaves_the_logger_of_guards_as_it_was(tmp_path: Path) -> None:
+    log = logging.getLogger("trueup.guard")
+    before = log.level
+    settings: dict[str, Any] = {"dataset": "digits", "target": "type", "method": "tsd", "seed": 0, "limit": 32}
+    trueup.run(tmp_path, **settings, training={"iterations": 1})
+    assert log.level == before

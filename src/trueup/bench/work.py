@@ -8,6 +8,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,6 @@ class Job:
 def perform(job: Job, send: Send) -> None:
     """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
     torch.set_num_threads(job.site.threads)
-    logging.getLogger("trueup.guard").setLevel(logging.ERROR)  # what guards did is in the records
     import_plugins(job.site.plugins)
     dataset = open_dataset(job.dataset, job.site.root)
     store = Store(job.site.checkpoints)
@@ -93,11 +93,24 @@ def perform(job: Job, send: Send) -> None:
     for run in job.runs:
         send("run", run.method)
         try:
-            stage = stage or make_stage(run, dataset, store, job.site)
-            record = evaluate(run, stage, dataset, progress, job.site)
+            with quiet_guards():
+                stage = stage or make_stage(run, dataset, store, job.site)
+                record = evaluate(run, stage, dataset, progress, job.site)
         except Exception as error:
             record = failure(run, error)
         send("record", record)
+
+
+@contextmanager
+def quiet_guards() -> Iterator[None]:
+    """What guards did is in the records, so they need not log it; afterwards they log as before."""
+    log = logging.getLogger("trueup.guard")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def evaluate(run: Run, stage: Stage, dataset: Dataset, progress: Callable[[int, int], None], site: Site) -> Record:
