@@ -27,10 +27,10 @@ ALLOWED = {
     "testing": {"core", "methods", "losses", "memory", "ring"},
     "data": {"atomic"},
     "source": {"core", "data"},
-    "bench": {"core", "data", "source", "version", "atomic"},
+    "bench": {"core", "data", "source", "version", "atomic", "augment"},
     "report": {"bench.records"},
-    "deploy": {"core", "data", "atomic"},
-    "cli": {"core", "data", "source", "bench", "report", "deploy", "version", "methods"},
+    "deploy": {"core", "data", "atomic", "augment"},
+    "cli": {"core", "data", "source", "bench", "report", "deploy", "version", "methods", "augment"},
     "__init__": {"core", "methods", "rules", "version", "bench", "data"},
 }
 EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplotlib ray scipy sklearn pandas PIL"

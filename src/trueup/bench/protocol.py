@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trueup.augment import pixels_of
 from trueup.bench.disturb import ONCE, Intruders
 from trueup.bench.environment import peak_memory, watch_memory
 from trueup.bench.features import Listener
@@ -22,7 +23,7 @@ from trueup.core.guard import Guard
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.core.split import HeadNotFoundError, Output, SplitModel
-from trueup.data.loading import Loader, Place
+from trueup.data.loading import NORMALIZE, Loader, Place
 from trueup.data.streams import CHOOSY, batches, even, order
 
 Indices = NDArray[np.int64]
@@ -133,7 +134,8 @@ class Stage:
     def adapter(self, method: Method) -> Adapter:
         """A fresh adapter of the model."""
         guard = Guard() if self.guard else None
-        return Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel)
+        pixels = pixels_of(*NORMALIZE[self.loader.normalize])
+        return Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel, pixels=pixels)
 
     def batches(self) -> Iterator[tuple[Tensor, Indices]]:
         """The stream as it arrives, with intruders if there are any; their index is -1."""

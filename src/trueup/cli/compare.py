@@ -15,13 +15,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from trueup.augment import pixels_of
 from trueup.bench.settings import PAPER, make_sweep, resolve
 from trueup.cli import options
 from trueup.cli.progress import bar
 from trueup.core.method import Method
 from trueup.core.registry import make_method
 from trueup.data.domains import FileDomain
-from trueup.data.loading import Loader, Place
+from trueup.data.loading import NORMALIZE, Loader, Place
 from trueup.data.streams import batches
 from trueup.deploy.compare import Advice, Finding, advise, look
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
@@ -68,7 +69,10 @@ def compare(
     with bar("batches") as advance:
         done = iter(range(1, 10**9))
         total = len(stream) * len(methods)
-        findings = look(network, methods, shown, device=device, seed=seed, tick=lambda: advance(next(done), total))
+        pixels = pixels_of(*NORMALIZE[seen["normalize"]])
+        findings = look(
+            network, methods, shown, device=device, seed=seed, pixels=pixels, tick=lambda: advance(next(done), total)
+        )
     tell(findings, advise(findings), broken=len(loader.broken))
 
 

@@ -69,6 +69,7 @@ class Loader:
         """keep: hold what was decoded for another pass, if it fits into a gigabyte."""
         self.place, self.size, self.threads = place, size, threads
         self.cache: dict[int, Image] | None = {} if keep and 3 * size * size * len(place) <= CACHE else None
+        self.normalize = normalize
         mean, std = NORMALIZE[normalize]
         self.mean = torch.tensor(mean).mul(255).view(1, 3, 1, 1)
         self.std = torch.tensor(std).mul(255).view(1, 3, 1, 1)

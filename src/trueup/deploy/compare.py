@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trueup.augment import Pixels
 from trueup.core.adapter import Adapter
 from trueup.core.listening import heard
 from trueup.core.method import Method
@@ -64,7 +65,7 @@ class Advice:
 
 def look(
     model: nn.Module, methods: Mapping[str, Method], batches: Batches, *, device: str = "cpu", seed: int = 0,
-    tick: Callable[[], None] = lambda: None,
+    pixels: Pixels | None = None, tick: Callable[[], None] = lambda: None,
 ) -> list[Finding]:  # fmt: skip
     """Run each method over the stream from a fresh copy of the model; the first must be the frozen source."""
     sightings: dict[str, Sighting] = {}
@@ -72,7 +73,7 @@ def look(
     for name, method in methods.items():
         sighting = sightings[name] = Sighting()
         judge = Aetta(seed)
-        adapter = Adapter(model, heard(method, judge.hear), seed=seed).to(device)
+        adapter = Adapter(model, heard(method, judge.hear), seed=seed, pixels=pixels).to(device)
         for x, y in batches():
             start = time.perf_counter()
             logits = adapter(x.to(device)).double().cpu()
