@@ -517,8 +517,8 @@ MUTANTS = [
     (
         "masks: labels adapted as classes",
         "bench/protocol.py",
-        "seed=self.seed, multilabel=self.multilabel)",
-        "seed=self.seed)",
+        "seed=self.seed, multilabel=self.multilabel, pixels=pixels)",
+        "seed=self.seed, pixels=pixels)",
     ),
     (
         "masks: hyper-parameters of images",

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from trueup.cli import bench, compare, data, demo, listing, report, reproduce, run, segment, stress, train
+from trueup.cli.progress import stoppable
 from trueup.version import __version__
 
 app = typer.Typer(
@@ -58,7 +59,8 @@ def start() -> None:
     """Run; an error that we foresee is one sentence, not a traceback."""
     stderr = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        app()
+        with stoppable():
+            app()
     except (ValueError, OSError, ImportError) as error:
         if _state["verbose"]:
             raise

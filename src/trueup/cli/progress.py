@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,35 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from trueup.bench.sweep import Plan
 from trueup.bench.work import Job
+
+
+class Stop:
+    """Ctrl-C, remembered: Python forgets one that comes while it tidies up an object."""
+
+    pressed = False
+
+    @classmethod
+    def press(cls, *_: object) -> None:
+        """What a signal does."""
+        cls.pressed = True
+        raise KeyboardInterrupt
+
+    @classmethod
+    def check(cls) -> None:
+        """Stop, if somebody wanted to and was not heard."""
+        if cls.pressed:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """In here Ctrl-C is remembered."""
+    Stop.pressed, before = False, signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, Stop.press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _columns() -> tuple[Any, ...]:
@@ -24,6 +54,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         task: list[TaskID] = []
 
         def advance(done: int, of: int) -> None:
+            Stop.check()
             if not task:
                 task.append(progress.add_task(title, total=of))
             progress.update(task[0], completed=done, total=of)
@@ -43,6 +74,7 @@ class SweepBars:
 
     def __call__(self, event: str, job: Job, value: Any) -> None:
         """Take an event of the sweep."""
+        Stop.check()
         if event == "start":
             self.jobs[id(job)] = self.progress.add_task(f"[dim]{job.title}[/]", total=None)
         elif event == "progress":
