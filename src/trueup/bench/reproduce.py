@@ -112,9 +112,9 @@ class Reproduction(Sweep):
     def open(self, dataset: str) -> Dataset:
         """A dataset of the recipe, read or on paper."""
         root = self.root_of(dataset)
-        if self.unread and not dataset.endswith("-sim") and not dataset.startswith("digits") and root is None:
-            return on_paper(dataset)
-        return open_dataset(dataset, root) if self.small else whole(open_dataset(dataset, root))
+        if root is None and (self.unread or self.small):
+            return on_paper(dataset)  # which is the thing itself where it is embedded
+        return whole(open_dataset(dataset, root))
 
     def datasets(self) -> list[str]:
         """The names of all datasets that it needs."""
