@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import GradientMethod, Info, Method, Output, SplitModel
-from trueup.testing import convnet
+from trueup.testing import convnet, images
+from trueup.testing.case import play
 
 
 def test_unknown_names_come_with_a_suggestion() -> None:
@@ -142,7 +143,7 @@ def test_rows_are_taken_in_turn() -> None:
     adapter = chatty(limit=100)
     answer = adapter(X[:10])
     assert answer.shape == (10, 6)
-    assert (adapter.batches, adapter.updates) == (3, 3)
+    assert (adapter.batches, adapter.updates) == (1, 3)
     other = chatty(limit=100)
     assert torch.equal(answer, torch.cat([other(part) for part in X[:10].split(4)]))
 
@@ -177,7 +178,7 @@ def test_learnt_state_joins_the_optimiser_and_teachers_do_not() -> None:
 def test_a_method_may_ask_for_a_reset() -> None:
     adapter = chatty(limit=3)
     first = adapter(X[:12])
-    assert (adapter.batches, int(adapter.state.taken)) == (0, 0)
+    assert (adapter.batches, int(adapter.state.taken)) == (1, 0)
     assert torch.equal(first, adapter(X[:12]))
 
 
@@ -241,3 +242,16 @@ def test_registering() -> None:
     with pytest.raises(TypeError, match="must say what it is"):
         trueup.register(Nameless)
     assert trueup.list_methods()[:4] == ["source", "bn", "tent", "pl"]
+
+
+@pytest.mark.parametrize(
+    ("method", "hyper"), [("memo", {"views": 2}), ("rdumb", {"every": 1}), ("tent", {"episodic": True})]
+)
+def test_a_method_that_starts_afresh_goes_on_counting(method: str, hyper: dict[str, Any]) -> None:
+    """Batches are what was answered, whatever a method makes of them: a stream is taken up at that place."""
+    adapter = trueup.adapt(convnet(), method, **hyper)
+    play(adapter, [images(6, seed=i, shift=1.0)[0] for i in range(3)])
+    assert adapter.batches == 3
+    assert adapter.updates == (18 if method == "memo" else 3)
+    adapter.reset()
+    assert (adapter.batches, adapter.updates) == (0, 0)

@@ -180,15 +180,16 @@ def test_the_whole_course(norm: str) -> None:
 def test_what_is_frozen_learns_nothing(method: str, norm: str) -> None:
     guard = Guard(rules=(Script(script={2: "suspect", 3: "suspect", 4: "rollback"}),), window=128)
     adapter = trueup.adapt(convnet(), method, guard=guard, norm=norm)
-    play(adapter, XS[:3])
+    xs = [x[:1] for x in XS] if method == "memo" else XS  # MEMO takes one image at a time
+    play(adapter, xs[:3])
     before, updates = vital(adapter), adapter.updates
-    adapter(XS[3])
+    adapter(xs[3])
     assert adapter.health.state == "suspect"
     assert equal(before, vital(adapter))
-    adapter(XS[4])
+    adapter(xs[4])
     assert adapter.health.state == "rolled back"
     before = vital(adapter)
-    play(adapter, XS[5:8])
+    play(adapter, xs[5:8])
     assert adapter.health.state == "rolled back"
     assert equal(before, vital(adapter))
     assert adapter.updates == updates

@@ -7,13 +7,10 @@ from byhand import PROBS, X, entropy, identity_head
 from torch import Tensor
 
 import trueup
-from trueup.augment import Pixels
 from trueup.core.split import Output
-from trueup.methods.roid import view
 from trueup.testing import convnet, images
 
 VIEW = [[0.6, 0.4], [0.2, 0.8], [0.7, 0.3]]
-STILL = [0.5] * 7
 
 
 def scaled(values: list[float]) -> list[float]:
@@ -161,47 +158,9 @@ def test_views_move_no_statistics(norm: str) -> None:
         assert torch.equal(mine, theirs)
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, x: Tensor, *draws: float, pixels: Pixels | None = None) -> Tensor:
-    """A view with these draws from 0 to 1: turn, right, down, scale, mirror, contrast, brightness."""
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "rand", lambda n: torch.tensor(draws[:n]))
-        return view(x, pixels)
-
-
-def test_views_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.rand(3, 2, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    close = {"rtol": 0, "atol": 1e-5}  # the grid is made in float32
-    torch.testing.assert_close(drawn(monkeypatch, x, *STILL), x, **close)
-    mirrored = drawn(monkeypatch, x, *STILL[:4], 0.0, 0.5, 0.5)
-    torch.testing.assert_close(mirrored, x.flip(3), **close)
-    right = drawn(monkeypatch, x, 0.5, 1.0, *STILL[2:])
-    torch.testing.assert_close(right[..., :-1], x[..., 1:], **close)
-    contrast = drawn(monkeypatch, x, *STILL[:5], 1.0, 0.5)
-    mean = x.mean(dim=(1, 2, 3), keepdim=True)
-    torch.testing.assert_close(contrast, mean + 1.3 * (x - mean), **close)
-
-
-def test_turning_keeps_shapes_of_oblong_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By 15 degrees: the column read at (i, j) is cos j - sin i, the row sin j + cos i, from the middle."""
-    row, column = torch.meshgrid(torch.arange(16.0) - 7.5, torch.arange(32.0) - 15.5, indexing="ij")
-    y = drawn(monkeypatch, torch.stack((row, column)).unsqueeze(0), 1.0, *STILL[1:])[0]
-    c, s = math.cos(math.pi / 12), math.sin(math.pi / 12)
-    inside = slice(6, 10), slice(8, 24)
-    torch.testing.assert_close(y[1][inside], (c * column - s * row)[inside], rtol=0, atol=1e-4)
-    torch.testing.assert_close(y[0][inside], (s * column + c * row)[inside], rtol=0, atol=1e-4)
-
-
-def test_views_of_known_pixels_stay_in_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    pixels = Pixels((0.5,), (0.25,))
-    x = torch.tensor([-2.0, 0.0, 1.0, 2.0]).reshape(1, 1, 2, 2)  # 0, 0.5, 0.75, 1
-    bright = drawn(monkeypatch, x, *STILL[:6], 1.0, pixels=pixels)
-    expected = (torch.tensor([0.0, 0.7, 1.0, 1.0]).reshape(1, 1, 2, 2) - 0.5) / 0.25
-    torch.testing.assert_close(bright, expected, rtol=0, atol=1e-5)
-
-
 def test_what_is_no_image_is_refused_before_anything_changes() -> None:
     adapter = trueup.adapt(identity_head(), "roid", params="all")
-    with pytest.raises(ValueError, match="views of images"):
+    with pytest.raises(ValueError, match="view is made of images"):
         adapter(X)
     assert adapter.batches == 0
 

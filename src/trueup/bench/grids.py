@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 LR = (1e-3, 1e-4, 1e-5, 1e-6)
+COARSE = (0.1, 1e-2, 1e-3, 1e-4)  # for SGD, whose steps are as small as the gradient
 PER_CLASS = (1, 5, 20, 50, 100, None)
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "tsd": {"lr": LR, "per_class": PER_CLASS},
     "t3a": {"per_class": PER_CLASS},
     "lame": {"affinity": ("knn", "rbf", "linear"), "neighbors": (1, 3, 5)},  # "linear" has none: tried once
     **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
+    **{name: {"lr": LR} for name in ("tent-clf", "pl-clf", "tent-prebn", "shot", "roid", "note", "rotta", "cotta")},
+    **{name: {"lr": COARSE} for name in ("rdumb", "sar", "deyo", "memo")},
 }
-"""The paper's grids; for methods that it gives none for, its grid of learning rates."""
+"""The paper's grids; for methods that it gives none for, a grid of learning rates."""
 PIXELS: dict[str, dict[str, tuple[Any, ...]]] = {
     "tsd": {"lr": LR, "alignment": (0.1, 1.0)},
     **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},

@@ -92,6 +92,7 @@ class Adapter(nn.Module):
         with torch.inference_mode(False):
             x = self._checked(x, rows=self._watch is None)
             answers = self._answer(x) if self._watch is None else self._watch.answer(self, x)
+            self.batches += 1
             if self._keeper is not None:
                 self._keeper.tick(self)
         return answers
@@ -131,11 +132,9 @@ class Adapter(nn.Module):
             if learns:
                 net.settle()
             answer = method.predict(net, first, self.state).detach()
-        self.batches += 1
         if again:
             self._restart()
             self._random.restart()
-            self.batches = self.updates = 0
         return answer if self._watch is None else self._watch.after(self, x, answer)
 
     def _learn(self, x: Tensor, out: Output) -> bool:

@@ -46,7 +46,8 @@ class Info:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods. Only `observe` and `after` may write, and only to `state`."""
+    """Base of all methods. Only `observe` and `after` may write, and only to `state`; after its step a method may also
+    move the parameters that it selects, by a rule that needs no gradient."""
 
     norm: str = "source"
     """Statistics of BatchNorm layers: "source"; "batch"; "ema" (running estimates that start at the source's); "mix",

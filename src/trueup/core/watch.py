@@ -97,7 +97,6 @@ class Watch:
             if not adapter._built:
                 raise ValueError("no row of the first batch can be used: its values are NaN, infinite or too large")
             self._relearn(x)
-            adapter.batches += 1
             answers = None
         else:
             answers, worse = self._answered(adapter, x[~bad])
@@ -139,7 +138,6 @@ class Watch:
         if not bool(none.any()):
             self._roll_back(adapter, "the answer was not finite")
         elif bool(none.all()):
-            adapter.batches += 1
             return None, none
         try:
             return adapter._answer(x[~none]), none

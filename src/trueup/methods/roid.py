@@ -1,6 +1,5 @@
 """ROID: certain and diverse samples, consistency with a view, and weights that stay near the source's."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.augment import Pixels
+from trueup.augment import cotta_view
 from trueup.core.method import GradientMethod, Info, in_range
 from trueup.core.params import Params
 from trueup.core.registry import register
@@ -62,7 +61,7 @@ class Roid(GradientMethod):
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """One pass, and one of a view, which moves no statistics."""
-        other = view(x, net.pixels)
+        other = cotta_view(x, net.pixels)
         out = net(x, update=True)
         # Differs: published code sees only samples with a weight from another view, and has their batch statistics.
         out.memo["view"] = net(other)
@@ -99,20 +98,3 @@ def _scaled(values: Tensor) -> Tensor:
     """From 0 to 1 over the batch; 0 where all are equal (Differs: published code divides 0 by 0)."""
     low, high = values.aminmax()
     return (values - low) / (high - low).clamp(min=torch.finfo(values.dtype).tiny)
-
-
-def view(x: Tensor, pixels: Pixels | None) -> Tensor:
-    """Images (N, C, H, W) turned, moved, scaled, perhaps mirrored, with another contrast; all of a batch alike."""
-    # Differs: published code changes hue, saturation and gamma, too, blurs and adds noise.
-    if x.ndim != 4:
-        raise ValueError(f"ROID makes views of images (N, C, H, W), not of {tuple(x.shape)}: use eta or sar")
-    turn, right, down, scale, mirror, contrast, bright = (2 * torch.rand(7) - 1).tolist()
-    angle, size, ratio = math.radians(15 * turn), 1 + scale / 10, x.shape[2] / x.shape[3]
-    a, b, flip = math.cos(angle) * size, math.sin(angle) * size, math.copysign(1, mirror)
-    theta = x.new_tensor([[flip * a, -b * ratio, right / 8], [flip * b / ratio, a, down / 8]], dtype=torch.float32)
-    grid = F.affine_grid(theta.expand(len(x), 2, 3), list(x.shape), align_corners=False).to(x)
-    y = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
-    y = pixels.unit(y) * (1 + 0.4 * bright) if pixels is not None else y
-    middle = y.mean(dim=(1, 2, 3), keepdim=True)
-    y = middle + (1 + 0.3 * contrast) * (y - middle)
-    return pixels.back(y) if pixels is not None else y

@@ -1,0 +1,80 @@
+"""All methods on the embedded benchmarks, over streams that are i.i.d., correlated and continual.
+
+What runs is kept in runs/field, and is not run again; the records and the table go to benchmarks/results/field.
+
+Run: python benchmarks/field.py [--quick] [--workers 2]
+"""
+
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import trueup
+from trueup.bench.records import FILE, Record
+from trueup.bench.settings import make_sweep
+from trueup.bench.sweep import plan
+from trueup.cli.bench import perform
+from trueup.data.datasets import open_dataset
+
+CORRUPTIONS = "+".join(open_dataset("digits-c").targets)
+ONE = {"dataset": ["digits-c"], "target": [CORRUPTIONS]}  # all corruptions, one after the other
+COLUMNS: dict[str, dict[str, Any]] = {
+    "digits, i.i.d.": {"dataset": ["digits"], "stream": ["iid"]},
+    "digits, correlated": {"dataset": ["digits"], "stream": ["dirichlet"]},
+    "digits-c, i.i.d.": {**ONE, "stream": ["continual"], "reset": True},
+    "digits-c, correlated": {**ONE, "stream": ["dirichlet"], "reset": True},
+    "digits-c, continual": {**ONE, "stream": ["continual"]},
+    "digits-c, continual and correlated": {**ONE, "stream": ["dirichlet"]},
+    "digits, i.i.d., best learning rate": {"dataset": ["digits"], "stream": ["iid"], "select": ["oracle"]},
+}
+SEEDS = [0, 1, 2]
+
+
+def main(quick: bool, workers: int) -> None:
+    """Run what is not there yet, column by column, then write the table."""
+    out = Path(tempfile.mkdtemp()) if quick else Path("runs/field")
+    methods = ["source", "tent", "memo"] if quick else trueup.list_methods()
+    cells: dict[str, dict[str, str]] = {name: {} for name in methods}
+    for column, values in list(COLUMNS.items())[: 1 if quick else None]:
+        few = {"target": ["neon"], "limit": 128, "training": {"iterations": 5}} if quick else {}
+        for names, seeds in (([m for m in methods if m != "memo"], SEEDS), (["memo:views=8"], SEEDS[:1])):
+            if names[0] == "memo:views=8" and "select" in values:
+                continue  # MEMO is slow: no search
+            sweep = make_sweep({**values, **few, "method": names, "seed": [0] if quick else seeds})
+            perform(sweep, str(out), workers=workers)
+            done = plan(sweep, out)
+            records = [done.done[run.digest()] for run in done.done_here]
+            for method in {r["settings"]["method"] for r in records}:
+                cells[method][column] = cell([r for r in records if r["settings"]["method"] == method])
+    (out / "table.md").write_text(table(cells, list(COLUMNS)[: 1 if quick else None]))
+    print((out / "table.md").read_text())
+    if not quick:
+        results = Path(__file__).parent / "results" / "field"
+        results.mkdir(exist_ok=True)
+        for name in (FILE, "table.md"):
+            shutil.copy(out / name, results / name)
+
+
+def cell(records: list[Record]) -> str:
+    """Accuracy in %: the mean over targets and, behind ±, the deviation of that over seeds."""
+    by_seed: dict[int, list[float]] = {}
+    for r in records:
+        by_seed.setdefault(r["settings"]["seed"], []).append(100 * r["results"]["accuracy"])
+    means = [statistics.mean(values) for values in by_seed.values()]
+    spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
+    return f"{statistics.mean(means):.1f}{spread}"
+
+
+def table(cells: dict[str, dict[str, str]], columns: list[str]) -> str:
+    """As Markdown."""
+    lines = [["method", *columns], ["---"] + ["---:"] * len(columns)]
+    lines += [[f"`{name}`", *(row.get(c, "–") for c in columns)] for name, row in cells.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    workers = int(sys.argv[sys.argv.index("--workers") + 1]) if "--workers" in sys.argv else 2
+    main("--quick" in sys.argv, workers)
