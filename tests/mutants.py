@@ -52,7 +52,7 @@ MUTANTS = [
         "return copy.deepcopy(model, dict(kept_tensors(model)))",
         "return model",
     ),
-    ("model: its input changed in place", "core/split.py", "return model(x.clone())", "return model(x)"),
+    ("model: its input changed in place", "core/heads.py", "return model(x.clone())", "return model(x)"),
     (
         "model: activations recomputed with other statistics",
         "core/adapter.py",
@@ -86,7 +86,7 @@ MUTANTS = [
         "        finally:\n            for handle in handles:\n                handle.remove()\n        out = Output(",
         "        finally:\n            pass\n        [handle.remove() for handle in handles]\n        out = Output(",
     ),
-    ("head: any layer of the right width", "core/split.py", " and _becomes(out, logits)", ""),
+    ("head: any layer of the right width", "core/heads.py", " and _becomes(out, logits)", ""),
     ("teacher: an alias of the student", "core/split.py", "twin = copy.deepcopy(self)", "twin = copy.copy(self)"),
     (
         "flow: predicts after the update",
@@ -213,11 +213,11 @@ MUTANTS = [
     ("bank: rounding of a giant stays", "memory.py", "        self._refresh(left)\n", ""),
     (
         "head: one that sees maps",
-        "core/split.py",
+        "core/heads.py",
         "return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape",
         "return True",
     ),
-    ("head: groups", "core/split.py", 'if getattr(layer, "groups", 1) > 1:', "if False:"),
+    ("head: groups", "core/heads.py", 'if getattr(layer, "groups", 1) > 1:', "if False:"),
     (
         "head: bias of a convolution lost",
         "core/split.py",

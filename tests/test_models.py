@@ -9,7 +9,7 @@ import torchvision
 from torch import nn
 
 import trueup
-from trueup.core.split import HeadNotFoundError
+from trueup.core.heads import HeadNotFoundError
 
 # Library, name, head, and options that make a large network small; the input is as small as it allows.
 CASES = [

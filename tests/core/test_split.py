@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.split import HeadNotFoundError, SplitModel, find_head
+from trueup.core.heads import HeadNotFoundError, find_head
+from trueup.core.split import SplitModel
 from trueup.testing import convnet, images
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

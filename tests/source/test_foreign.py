@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trueup.core.split import HeadNotFoundError
+from trueup.core.heads import HeadNotFoundError
 from trueup.source.foreign import load_foreign, read_checkpoint
 from trueup.source.nets import build
 

@@ -14,7 +14,7 @@ import torchvision
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.split import as_logits
+from trueup.core.heads import as_logits
 from trueup.source.nets import build, check_network, network_code
 from trueup.source.segmenters import SmallUNet, check_smp
 

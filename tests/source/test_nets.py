@@ -12,7 +12,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from trueup.core.split import find_head
+from trueup.core.heads import find_head
 from trueup.source.nets import build
 
 

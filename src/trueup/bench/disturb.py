@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
+from trueup.core.heads import as_logits, run
 from trueup.core.registry import make_method
-from trueup.core.split import as_logits, run
 from trueup.core.statistics import normalizing
 from trueup.data.loading import Loader
 

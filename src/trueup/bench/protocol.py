@@ -20,9 +20,10 @@ from trueup.bench.features import Listener
 from trueup.bench.judges import ClassJudge, Judge, MaskJudge
 from trueup.core.adapter import Adapter
 from trueup.core.guard import Guard
+from trueup.core.heads import HeadNotFoundError
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
-from trueup.core.split import HeadNotFoundError, Output, SplitModel
+from trueup.core.split import Output, SplitModel
 from trueup.data.loading import NORMALIZE, Loader, Place
 from trueup.data.streams import CHOOSY, batches, even, order
 

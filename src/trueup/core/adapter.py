@@ -18,6 +18,7 @@ from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
 from trueup.core.describe import describe
 from trueup.core.guard import Guard, Health
+from trueup.core.heads import HeadNotFoundError, as_logits, find_head, run
 from trueup.core.inputs import check_input, check_logits
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
@@ -28,7 +29,7 @@ from trueup.core.registry import suited
 from trueup.core.robust import LEAST
 from trueup.core.sharpness import backward, second_loss
 from trueup.core.snapshot import capture, restore
-from trueup.core.split import HeadNotFoundError, Output, SplitModel, as_logits, find_head, run
+from trueup.core.split import Output, SplitModel
 from trueup.core.watch import Watch
 
 log = logging.getLogger("trueup")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trueup.core.heads import as_logits
 from trueup.core.randomness import undisturbed
-from trueup.core.split import as_logits
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter

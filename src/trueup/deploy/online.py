@@ -23,9 +23,9 @@ from trueup.core import files
 from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
+from trueup.core.heads import as_logits, run
 from trueup.core.method import one_of, whole
 from trueup.core.registry import make_method
-from trueup.core.split import as_logits, run
 from trueup.data.loading import NORMALIZE, Loader, Place
 from trueup.data.slices import classes_on, labels_on
 from trueup.data.streams import even

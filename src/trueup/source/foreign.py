@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.copying import copy_model
-from trueup.core.split import find_head
+from trueup.core.heads import find_head
 
 INSIDE = ("model_dict", "state_dict", "model")  # where checkpoints keep their tensors
 WRAPPERS = ("network.", "vit_backbone.")  # what featurizers call the torchvision or timm network in them

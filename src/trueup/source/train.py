@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
+from trueup.core.heads import as_logits, run
 from trueup.core.method import fusable
-from trueup.core.split import as_logits, run
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import Loader, Place, ahead
