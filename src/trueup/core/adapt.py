@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trueup.augment import pixels_of
 from trueup.core.adapter import Adapter
+from trueup.core.engine import Engine
 from trueup.core.guard import Guard
 from trueup.core.method import Method
 from trueup.core.presets import with_preset
@@ -28,6 +29,10 @@ def adapt(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     seed: int = 0,
+    precision: str = "float32",
+    channels_last: bool | str = False,
+    compile: bool = False,  # noqa: A002  (what torch calls it)
+    memory: str = "usual",
     **hyper: Any,
 ) -> Adapter:
     """Wrap a trained classifier or segmenter so that it adapts itself to what it is shown. The model is never touched.
@@ -41,6 +46,10 @@ def adapt(
     multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
     mean, std: how images were normalised, for methods that look at views of them; without, no view is clipped.
     seed: of the adapter's own random stream.
+    precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster here.
+    channels_last: whether convolutions run with their channels last in memory; "auto" measures that, too.
+    compile: let torch.compile make a graph of the network when it first runs.
+    memory: "low" works out activations again in backward, and keeps features in half precision.
     """
     given: Mapping[str, Any] | None = None
     if preset is not None:
@@ -55,7 +64,8 @@ def adapt(
         raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
     if not isinstance(guard, bool | Guard | None):
         raise TypeError(f"guard must be True, False or a Guard, not {type(guard).__name__}")
+    engine = Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory)
     return Adapter(
         model, method, guard=Guard() if guard is True else guard or None, head=head, output=output, example=example,
-        multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std),
+        multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std), engine=engine,
     )  # fmt: skip

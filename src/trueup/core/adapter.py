@@ -17,8 +17,9 @@ from trueup.augment import Pixels
 from trueup.core import files
 from trueup.core.copying import copy_model, kept_tensors, move_state, put
 from trueup.core.describe import describe
+from trueup.core.engine import Engine
 from trueup.core.guard import Guard, Health
-from trueup.core.heads import HeadNotFoundError, as_logits, find_head, run
+from trueup.core.heads import look_for_head
 from trueup.core.inputs import check_input, check_logits
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
@@ -30,6 +31,7 @@ from trueup.core.robust import LEAST
 from trueup.core.sharpness import backward, second_loss
 from trueup.core.snapshot import capture, restore
 from trueup.core.split import Output, SplitModel
+from trueup.core.tuning import tuned
 from trueup.core.watch import Watch
 
 log = logging.getLogger("trueup")
@@ -39,19 +41,11 @@ class Adapter(nn.Module):
     """A model that predicts and then adapts, batch by batch: `logits = adapter(x)`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        *,
-        head: str | None = None,
-        output: Callable[[Any], Tensor] | None = None,
-        example: Tensor | None = None,
-        multilabel: bool = False,
-        seed: int = 0,
-        given: Mapping[str, Any] | None = None,
-        guard: Guard | None = None,
-        pixels: Pixels | None = None,
-    ) -> None:
+        self, model: nn.Module, method: Method, *, head: str | None = None,
+        output: Callable[[Any], Tensor] | None = None, example: Tensor | None = None, multilabel: bool = False,
+        seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, pixels: Pixels | None = None,
+        engine: Engine | None = None,
+    ) -> None:  # fmt: skip
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -69,6 +63,7 @@ class Adapter(nn.Module):
         self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm).eval()
         self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
+        self.net.use(engine or Engine())
         self.state = nn.Module()
         self.batches = self.updates = 0
         self._head, self._digest = head, ""
@@ -121,13 +116,13 @@ class Adapter(nn.Module):
         # Robust statistics answer; learning is a second pass, with the statistics of a batch that has enough images.
         twice = self._optimizer is not None and net.twice
         # The policy holds until after backward, for models that recompute their activations there.
-        with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing():
+        with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing(len(x)):
             with nullcontext() if learns else net.reading():
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
         if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= LEAST:
-            with torch.enable_grad(), net.learning(), net.normalizing():
+            with torch.enable_grad(), net.learning(), net.normalizing(len(fit)):
                 again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
@@ -171,7 +166,7 @@ class Adapter(nn.Module):
         optimizer.zero_grad(set_to_none=True)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         again = partial(second_loss, self._hooks, self.net, self.state, out)
-        if (loss := backward(loss, parameters, self.method.radius, again)) is None:
+        if (loss := backward(loss, parameters, self.method.radius, again, self.net.engine.scale)) is None:
             optimizer.zero_grad(set_to_none=True)
             return
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -201,20 +196,17 @@ class Adapter(nn.Module):
 
     def _probe(self, x: Tensor) -> None:
         """Find the head with a batch, then build. A copy is probed: some models change themselves as they run."""
-        model, output, strict = copy_model(self.net.model), self.net.output, "head" in self.method.info.needs
-        least = 1 if self.multilabel else 2
+        strict, least = "head" in self.method.info.needs, 1 if self.multilabel else 2
+        needed = strict or getattr(self.method, "params", None) in ("head", "backbone")
         with self._random.drawing(x.device), torch.no_grad():
-            try:
-                head, logits = find_head(model, x[:2], name=self._head, output=output, strict=strict, least=least)
-            except HeadNotFoundError:
-                if self._head is not None or strict or getattr(self.method, "params", None) in ("head", "backbone"):
-                    raise
-                head, logits = None, as_logits(run(model, x[:2]), output, rows=len(x[:2]), least=least)
+            head, logits = look_for_head(
+                copy_model(self.net.model), x[:2], self._head, self.net.output, least, strict=strict, needed=needed
+            )
         check_logits(logits, multilabel=self.multilabel)
-        self._build(head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation")
+        self._build(head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation", x)
 
-    def _build(self, head: str | None, channels: int, task: str) -> None:
-        """Make the state of a fresh adapter."""
+    def _build(self, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
+        """Make the state of a fresh adapter; with a batch, measure what the engine leaves open."""
         net, method = self.net, suited(self.method, self._given, task)
         selected = select(net.model, method.params, head) if isinstance(method, GradientMethod) else {}
         self.method, self.task = method, task
@@ -224,6 +216,9 @@ class Adapter(nn.Module):
         net.model.requires_grad_(False)
         for p in selected.values():
             p.requires_grad_(True)
+        if x is not None and net.engine.open:
+            with self._random.drawing(x.device):
+                net.use(tuned(net, x, learns=bool(selected)))
         watched = {**selected, **dict(net.model.named_buffers())}
         self._source = {name: t.detach().clone() for name, t in watched.items()}
         self._fresh = (self._init(),)
@@ -250,7 +245,8 @@ class Adapter(nn.Module):
             if not self._built:
                 self._probe(first)
             fresh = self._init()
-            with self._random.drawing(first.device), torch.enable_grad(), self.net.reading(), self.net.normalizing():
+            policy = self.net.normalizing(len(first))
+            with self._random.drawing(first.device), torch.enable_grad(), self.net.reading(), policy:
                 self._hooks.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
             self._fresh, self._prepared = (fresh,), True
             self.reset()

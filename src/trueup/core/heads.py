@@ -16,7 +16,7 @@ class HeadNotFoundError(ValueError):
     """No linear layer's output is the model's logits."""
 
 
-def run(model: nn.Module, x: Tensor) -> Any:
+def run(model: Callable[[Tensor], Any], x: Tensor) -> Any:
     """The model's answer; what torch says of an unfit input becomes a ValueError that shows the input."""
     try:
         return model(x.clone())  # a model may change its input in place
@@ -83,6 +83,19 @@ def find_head(
         f"candidates: {', '.join(dict.fromkeys(named)) or 'none'}; name one with head=, if it sees one feature vector "
         f"per image"
     )
+
+
+def look_for_head(
+    model: nn.Module, x: Tensor, name: str | None, output: Callable[[Any], Tensor] | None, least: int, *, needed: bool,
+    strict: bool,
+) -> tuple[str | None, Tensor]:  # fmt: skip
+    """The name of the head and the logits; no name where there is none and none is needed."""
+    try:
+        return find_head(model, x, name=name, output=output, strict=strict, least=least)
+    except HeadNotFoundError:
+        if name is not None or needed:
+            raise
+        return None, as_logits(run(model, x), output, rows=len(x), least=least)
 
 
 def _watch(

@@ -22,14 +22,18 @@ def second_loss(hooks: Method | PerLabel, net: SplitModel, state: Any, out: Outp
 
 
 def backward(
-    loss: Tensor, parameters: Sequence[nn.Parameter], radius: float, again: Callable[[], Tensor | None]
+    loss: Tensor,
+    parameters: Sequence[nn.Parameter],
+    radius: float,
+    again: Callable[[], Tensor | None],
+    scale: float = 1.0,
 ) -> Tensor | None:
     """Fill in the gradient of a loss, and return the loss that it is of; None if there is none to take a step by.
 
     With a radius the parameters go that far along the gradient, `again` works out the loss there, and they come back,
-    to the bit, also when it fails.
+    to the bit, also when it fails. `scale` is what the loss is multiplied with on the way, against underflow.
     """
-    loss.backward()
+    _gradient(loss, parameters, scale)
     if not radius:
         return loss
     moved = [p for p in parameters if p.grad is not None]
@@ -46,9 +50,16 @@ def backward(
         second = again()
         if second is None or not second.requires_grad:
             return None
-        second.backward()
+        _gradient(second, parameters, scale)
         return second
     finally:
         with torch.no_grad():
             for p, value in zip(moved, before, strict=True):
                 p.copy_(value)
+
+
+def _gradient(loss: Tensor, parameters: Sequence[nn.Parameter], scale: float) -> None:
+    (loss * scale if scale != 1 else loss).backward()
+    for p in parameters if scale != 1 else ():
+        if p.grad is not None:
+            p.grad.div_(scale)

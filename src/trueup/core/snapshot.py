@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ IDENTITY = {
     "source": "another source model",
     "guard": "another guard, or none",
 }
+USUAL = {"precision": "float32", "channels_last": False}  # what may be measured, as it is if nothing is
 
 
 def _source_digest(adapter: Adapter) -> str:
@@ -62,6 +64,7 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "batches": adapter.batches,
         "updates": adapter.updates,
         "prepared": adapter._prepared,
+        "engine": {key: getattr(adapter.net.engine, key) for key in USUAL},
         "optimizer": optimizer,
         **_identity(adapter, adapter.method),
     }
@@ -77,10 +80,13 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state. A copy does so first: a file that is wrong somewhere changes nothing."""
-    header = {"multilabel": False, "guard": "", "task": "classification", **header}  # older files do not say
+    # Older files do not say all of it.
+    header = {"multilabel": False, "guard": "", "task": "classification", "engine": USUAL, **header}
     twin, keeper = copy.deepcopy(adapter), adapter._keeper
     try:
         _refuse_foreign(adapter, header, path)
+        if twin.net.engine.open or twin.net.engine.measured:
+            twin.net.use(replace(twin.net.engine, measured=True, **{key: header["engine"][key] for key in USUAL}))
         if not adapter._built:
             whole("classes", header["classes"], 1)
             twin._build(header["head"], header["classes"], header["task"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup.augment import Pixels
+from trueup.core.compiled import Calls, Graph, listening
+from trueup.core.engine import Engine, blocks_of
 from trueup.core.heads import HeadNotFoundError, as_logits, rows_of, run
 from trueup.core.robust import Robust, Rows, usual, watching
-from trueup.core.statistics import normalizing
+from trueup.core.statistics import batch_statistics, normalizing
 
 # A segmenter's layer that sees fewer values per channel than this keeps the source's statistics: DeepLab pools a whole
 # image into one value, and the deviation of a batch of few such values is noise.
@@ -68,6 +70,8 @@ class SplitModel(nn.Module):
         self.dense = self.multilabel = self.twice = False
         self.selected: dict[str, nn.Parameter] = {}
         self.pixels: Pixels | None = None  # how its images were normalised, if that is known
+        self.engine = Engine()
+        self._graph: Graph | None = None
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
         self._reading = False
@@ -76,6 +80,13 @@ class SplitModel(nn.Module):
         """Fix the head by its name in the model, the number of its outputs, and whether these are maps."""
         self.head, self.channels, self.dense = head, channels, dense
         self.restart()
+
+    def use(self, engine: Engine) -> None:
+        """Run the model so from now on."""
+        engine.suits(self.norm)
+        engine.lay_out(self.model)
+        self.engine = engine
+        self._graph = Graph() if engine.compile else None
 
     def restart(self) -> None:
         """Forget what the policy of normalisation remembers; the model must be at its source."""
@@ -121,39 +132,47 @@ class SplitModel(nn.Module):
             self.policy.learn(self.model, *pending)
 
     def _pass(self, x: Tensor, *, update: bool) -> Output:
-        calls: list[tuple[Tensor, Tensor]] = []
-        handles = []
-        if self.head is not None:
-            layer = self.model.get_submodule(self.head)
-            handles.append(layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))))
-        try:
-            with normalizing(self.model, self.norm, update=update, fewest=self.fewest):
-                logits = self._run(x)
-                if len(calls) > 1:
-                    raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
-                if self.head is not None and not calls:
-                    raise ValueError(f"the head {self.head!r} did not run in this forward; name another")
-                features, scores = (calls[0] if self.dense else rows_of(*calls[0])) if calls else (logits, logits)
-                features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
-                if not bool((_length(features) + _length(logits)).isfinite()):
-                    raise ValueError(
-                        "the model's answer to this batch is not finite: the values are too large, "
-                        "or adaptation went astray (reset() goes back, a smaller lr helps)"
-                    )
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self._statistics(len(x), update=update):
+            answer, calls = self._run(x)
+            logits = as_logits(answer, self.output, rows=len(x), least=1 if self.multilabel else 2)
+            if len(calls) > 1:
+                raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
+            if self.head is not None and not calls:
+                raise ValueError(f"the head {self.head!r} did not run in this forward; name another")
+            features, scores = (calls[0] if self.dense else rows_of(*calls[0])) if calls else (logits, logits)
+            features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
+            if not bool((_length(features) + _length(logits)).isfinite()):
+                raise ValueError(
+                    "the model's answer to this batch is not finite: the values are too large, "
+                    "or adaptation went astray (reset() goes back, a smaller lr helps)"
+                )
         out = Output(x, features, scores, logits)
         return out if self.label is None else out.of_label(self.label)
 
     __call__: Callable[..., Output]
 
-    def _run(self, x: Tensor) -> Tensor:
-        return as_logits(run(self.model, x), self.output, rows=len(x), least=1 if self.multilabel else 2)
+    def _run(self, x: Tensor) -> tuple[Any, Calls]:
+        """The model's answer, and what went in and out of its head."""
+        placed, layer = self.engine.placed(x), self.layer if self.head is not None else None
+        blocks = blocks_of(self.model, self.head) if self.engine.memory == "low" else []
+        with self.engine.running(blocks, x.device.type):
+            if self._graph is not None and self._compiles(len(x)):
+                return self._graph(self.model, layer, placed)
+            with listening(layer) as calls:
+                return run(self.model, placed), calls
 
-    def normalizing(self) -> AbstractContextManager[None]:
+    def _compiles(self, rows: int) -> bool:
+        """Whether a batch of so many images runs as a graph; one of very few has statistics layer by layer."""
+        return self._graph is not None and rows >= self.fewest
+
+    def _statistics(self, rows: int, *, update: bool) -> AbstractContextManager[None]:
+        if self._compiles(rows):
+            return batch_statistics(self.model) if self.norm == "batch" else nullcontext()
+        return normalizing(self.model, self.norm, update=update, fewest=self.fewest)
+
+    def normalizing(self, rows: int) -> AbstractContextManager[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
-        return normalizing(self.model, self.norm, update=False, fewest=self.fewest)
+        return nullcontext() if self._compiles(rows) else self._statistics(rows, update=False)
 
     @contextmanager
     def learning(self) -> Iterator[None]:

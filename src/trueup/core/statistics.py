@@ -85,6 +85,20 @@ def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2)
 
 
 @contextmanager
+def batch_statistics(model: nn.Module) -> Iterator[None]:
+    """The policy "batch" for a graph of a model: nothing is asked call by call, so every layer must see enough."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    kept = [(layer, layer.running_mean, layer.running_var) for layer in layers]
+    for layer in layers:
+        layer.running_mean = layer.running_var = None
+    try:
+        yield
+    finally:
+        for layer, mean, variance in kept:
+            layer.running_mean, layer.running_var = mean, variance
+
+
+@contextmanager
 def _following(model: nn.Module, name: str, number: float, fewest: int) -> Iterator[None]:
     """Put the moments of a policy in the place of the layers' own, call by call."""
     rule = POLICIES[name]
