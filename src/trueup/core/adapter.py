@@ -38,19 +38,10 @@ class Adapter(nn.Module):
     """A model that predicts and then adapts, batch by batch: `logits = adapter(x)`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        method: Method,
-        *,
-        head: str | None = None,
-        output: Callable[[Any], Tensor] | None = None,
-        example: Tensor | None = None,
-        multilabel: bool = False,
-        seed: int = 0,
-        given: Mapping[str, Any] | None = None,
-        guard: Guard | None = None,
-        pixels: Pixels | None = None,
-    ) -> None:
+        self, model: nn.Module, method: Method, *, head: str | None = None,
+        output: Callable[[Any], Tensor] | None = None, example: Tensor | None = None, multilabel: bool = False,
+        seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, pixels: Pixels | None = None,
+    ) -> None:  # fmt: skip
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
         if not isinstance(model, nn.Module):
