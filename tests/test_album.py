@@ -1,11 +1,14 @@
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import trueup
 from trueup.album import Balanced, Images, Timely
+from trueup.testing import convnet, images
 
 LIKE = torch.empty(0, dtype=torch.float64)
 
@@ -146,3 +149,14 @@ def test_contents_that_no_images_left_are_refused(name: str, value: Tensor) -> N
     setattr(held, name, value)
     with pytest.raises(ValueError, match="memory"):
         held.verify()
+
+
+@pytest.mark.parametrize("method", [m for m in trueup.list_methods() if trueup.get_method(m).info.images])
+def test_saving_images_of_users_is_said(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    adapter = trueup.adapt(convnet(), method)
+    adapter(images(8, seed=0)[0])
+    adapter.save(tmp_path / "state")
+    adapter.save(tmp_path / "state")
+    assert [r.message for r in caplog.records].count(
+        f"a state of {method} holds images of the stream: guard it as you guard them"
+    ) == 1

@@ -3,14 +3,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trueup import augment
-from trueup.augment import Pixels, augmix_view, cotta_view
+from trueup.augment import Pixels, augmix_view, cotta_view, moco_view, weak_view
 
 View = Callable[..., Tensor]
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
-VIEWS = pytest.mark.parametrize("view", [cotta_view, augmix_view])
+VIEWS = pytest.mark.parametrize("view", [cotta_view, augmix_view, moco_view])
 RANGES = pytest.mark.parametrize("pixels", [PIXELS, None], ids=["range", "free"])
 
 
@@ -76,7 +77,7 @@ def test_each_image_is_changed_in_its_own_way(view: View, pixels: Pixels | None)
     assert float(apart.min()) > 1e-3
 
 
-@VIEWS
+@pytest.mark.parametrize("view", [cotta_view, augmix_view])
 @RANGES
 def test_without_strength_images_stay(view: View, pixels: Pixels | None) -> None:
     x = pictures(8, height=9, width=13)
@@ -95,15 +96,16 @@ def test_both_precisions_draw_the_same(view: View, pixels: Pixels | None) -> Non
     assert float((single.double() - double).abs().mean()) < 1e-2
 
 
-@VIEWS
+@pytest.mark.parametrize("view", [cotta_view, augmix_view, moco_view, weak_view])
 def test_what_is_no_image_is_refused(view: View) -> None:
     with pytest.raises(ValueError, match=r"images \(N, C, H, W\), not of \(4, 7\)"):
         view(torch.zeros(4, 7))
 
 
-def test_about_half_of_the_strong_views_are_mirrored() -> None:
+@pytest.mark.parametrize("view", [cotta_view, moco_view, weak_view])
+def test_about_half_of_the_views_are_mirrored(view: View) -> None:
     ramp = torch.linspace(0, 1, 16).view(1, 1, 1, 16).expand(400, 1, 16, 16)
-    answer = seen(cotta_view, ramp)
+    answer = seen(view, ramp)
     falls = (answer[..., 0] > answer[..., -1]).float().mean(dim=(1, 2))
     assert set(falls.tolist()) == {0.0, 1.0}
     assert 0.4 < float(falls.mean()) < 0.6
@@ -118,6 +120,120 @@ def test_strong_views_turn_by_fifteen_degrees_at_most() -> None:
     angles = torch.atan2(dy, dx) * 180 / math.pi
     assert 13 < float(angles.abs().max()) <= 15 + 1e-6
     assert bool((angles > 5).any() and (angles < -5).any())
+
+
+def moved(x: Tensor, right: int, down: int) -> Tensor:
+    """An image seen so many pixels to the right and down of where it is, pixel by pixel; the edge goes on."""
+    height, width = x.shape[-2:]
+    rows = [min(max(i + down, 0), height - 1) for i in range(height)]
+    columns = [min(max(j + right, 0), width - 1) for j in range(width)]
+    return x[..., rows, :][..., columns]
+
+
+@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 1e-3), (torch.float64, 1e-9), (torch.bfloat16, 0.2)])
+def test_weak_views_are_moved_by_whole_pixels_and_mirrored(dtype: torch.dtype, slack: float) -> None:
+    """A 14th of 28 by 16 pixels: up to two across and one down, mirrored or not, all of which occur."""
+    x = pictures(1, height=16, width=28).to(dtype)
+    before = x.clone()
+    answer = seen(weak_view, x.expand(600, 3, 16, 28))
+    assert answer.dtype == dtype
+    assert torch.equal(x, before)
+    every = [moved(x[0], i, j) for i in range(-2, 3) for j in (-1, 0, 1)]
+    every = torch.stack([*every, *(view.flip(2) for view in every)])
+    away = (answer.unsqueeze(1) - every).double().flatten(2).norm(dim=2)
+    assert float(away.amin(dim=1).max()) < slack
+    assert set(away.argmin(dim=1).tolist()) == set(range(30))
+
+
+def test_weak_views_of_tiny_images_are_mirrored_at_most() -> None:
+    x = pictures(40, height=5, width=6)
+    answer = seen(weak_view, x)
+    for mine, image in zip(answer, x, strict=True):
+        assert min(float((mine - other).abs().max()) for other in (image, image.flip(2))) < 1e-5
+
+
+def parts(least: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where the parts of 500 images begin and end, in pixels (N, 2): two planes show the place of each pixel."""
+    row, column = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = augment._cropped(torch.stack([row, column]).expand(500, 2, height, width), least)
+    starts, ends = [], []
+    for line in (x[:, 0, :, 0], x[:, 1, 0]):
+        n = line.shape[1]
+        before, after = line[:, n // 2 - 1], line[:, n // 2]  # at the middle, where no edge is repeated
+        side, middle = n * (after - before), (before + after) / 2 + 0.5
+        starts.append(middle - side / 2)
+        ends.append(middle + side / 2)
+    return torch.stack(starts, dim=1), torch.stack(ends, dim=1)
+
+
+@pytest.mark.parametrize(("least", "height", "width"), [(0.2, 24, 24), (0.5, 24, 24), (0.2, 16, 32), (0.2, 40, 30)])
+def test_parts_lie_inside_and_are_as_large_and_as_oblong_as_said(least: float, height: int, width: int) -> None:
+    start, end = parts(least, height, width)
+    size = torch.tensor([height, width]).double()
+    assert bool((start > -1e-9).all() and (end < size + 1e-9).all())
+    side = end - start
+    inner = (side < size - 1e-9).all(dim=1)  # not cut down to the image's own side
+    area, shape = (side.prod(dim=1) / size.prod())[inner], (side[:, 1] / side[:, 0])[inner]
+    assert least - 1e-9 < float(area.min()) < 1.1 * least
+    assert 3 / 4 - 1e-9 < float(shape.min()) < 0.8
+    assert 1.25 < float(shape.max()) < 4 / 3 + 1e-9
+    place = (start / (size - side))[inner]
+    assert float((place.mean(dim=0) - 0.5).abs().max()) < 0.06
+    assert float(place.min()) < 0.05
+    assert float(place.max()) > 0.95
+
+
+def test_not_cropped_a_spot_stays_and_is_blurred_by_up_to_two_pixels() -> None:
+    """The sum of the spot and its surroundings stays, too; the spot's spread is the width of the Gaussian."""
+    x = torch.zeros(400, 1, 31, 31, dtype=torch.float64)
+    x[:, :, 15, 15] = 1.0
+    answer = seen(moco_view, x, crop=1.0)
+    torch.testing.assert_close(answer.sum(dim=(1, 2, 3)), torch.ones(400, dtype=torch.float64))
+    spot = (answer - answer[:, :, :1, :1]).sum(dim=(1, 2))  # contrast changes what surrounds it
+    away = torch.arange(-15, 16).double()
+    assert float((spot @ away).abs().max()) < 1e-9
+    spread = (spot @ away.square() / spot.sum(dim=1)).clamp(min=0).sqrt()
+    assert 1.8 < float(spread.max()) < 2.0
+    assert 0.4 < float((spread < 0.1).double().mean()) < 0.65
+
+
+def test_how_often_strong_views_are_changed_in_each_way() -> None:
+    """Colours in four of five, grey in one of five, blurred in one of two: counted in halves of plain colours."""
+    colours = torch.tensor([[0.6, 0.3, 0.4], [0.3, 0.4, 0.5]])
+    x = colours.T.reshape(1, 3, 1, 2).repeat_interleave(8, dim=3).expand(1000, 3, 16, 16)
+    answer = seen(moco_view, x, Pixels((0.0,), (1.0,)), crop=1.0)
+    grey = (answer - answer[:, :1]).abs().amax(dim=(1, 2, 3)) < 1e-6
+    assert 0.16 < float(grey.float().mean()) < 0.24
+    blurred = (answer[:, :, 8, 0] - answer[:, :, 8, 7]).abs().amax(dim=1) > 1e-5  # far from the border, and at it
+    assert 0.4 < float(blurred.float().mean()) < 0.52  # the narrowest do not show
+    ends = torch.stack([answer[:, :, 8, 0], answer[:, :, 8, 15]], dim=1)[~grey]
+    away = [(ends - either).abs().amax(dim=(1, 2)) for either in (colours, colours.flip(0))]
+    same = torch.stack(away).amin(dim=0) < 2e-3  # blurred, half of the image is a little of the other
+    assert 0.16 < float(same.float().mean()) < 0.26
+
+
+def test_colours_change_by_as_much_as_moco_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brightness, contrast and saturation by 0.4, hue by a tenth of a circle: reached, never passed."""
+    x = torch.tensor([0.5, 0.3, 0.2]).double().view(1, 3, 1, 1) * torch.ones(800, 3, 2, 2, dtype=torch.float64)
+    x[..., 0] *= 1.2
+    got: dict[str, Tensor] = {}
+
+    def apart(x: Tensor, colours: list[tuple[View, float]], _: object) -> Tensor:
+        got.update({change.__name__: change(x, strength) for change, strength in colours})
+        return x
+
+    monkeypatch.setattr(augment, "_jittered", apart)
+    seen(moco_view, x, Pixels((0.0,), (1.0,)), crop=1.0)
+    grey, middle = augment._grey(x), x.mean(dim=(2, 3), keepdim=True)
+    for name, zero in (("_brightness", 0.0), ("_contrast", middle), ("_saturation", grey)):
+        factor = (got[name] - zero) / (x - zero)
+        assert 0.6 - 1e-6 <= float(factor.min()) < 0.61
+        assert 1.39 < float(factor.max()) <= 1.4 + 1e-6
+    a, b = (v - v.mean(dim=1, keepdim=True) for v in (x, got["_hue"]))
+    turned = torch.acos(((a * b).sum(dim=1) / a.norm(dim=1) / b.norm(dim=1)).clamp(-1, 1)) / (2 * math.pi)
+    assert 0.098 < float(turned.max()) <= 0.1 + 1e-6
 
 
 # The changes, one by one
@@ -155,6 +271,9 @@ def test_blur_by_hand() -> None:
     assert torch.equal(answer[1], x[1])
     flat = torch.full((1, 1, 4, 4), 0.7)
     torch.testing.assert_close(augment._blur(flat, torch.full((1, 1, 1, 1), 0.5)), flat)
+    wide = augment._blur(F.pad(x[:1], (5, 5, 5, 5)), torch.full((1, 1, 1, 1), 2.0, dtype=torch.float64), reach=6)
+    taps = [math.exp(-(d**2) / 8) for d in range(-6, 7)]
+    assert float(wide[0, 0, 2, 11]) == pytest.approx(taps[0] * taps[9] / sum(taps) ** 2)
 
 
 def test_tones_by_hand() -> None:

@@ -60,21 +60,46 @@ def cotta_view(x: Tensor, pixels: Pixels | None = None, *, strength: float = 1.0
     `strength` scales all of it; at 0 the images stay as they are. Colours and noise need `pixels`, contrast does not.
     """
     view = _begin(x, pixels)
-    jitters = _COLOURS if pixels is not None else (_contrast,)
     # Differs: the published code changes all images of a batch alike; here they share the order of the colours alone.
-    for i in torch.randperm(len(jitters)).tolist():
-        view = jitters[i](view, strength)
-        view = view.clamp(0, 1) if pixels is not None else view
+    view = _jittered(view, [(change, strength) for change in _COLOURS], pixels)
     angle, scale = _uniform(view, strength * math.pi / 12), 1 + _uniform(view, 0.1 * strength)
     # A sixteenth of an image that was padded to twice its size.
     shift = torch.cat([_uniform(view, strength / 8), _uniform(view, strength / 8)], dim=1)
     turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).reshape(-1, 2, 2)
     view = _warp(view, turn / scale.reshape(-1, 1, 1), shift.flatten(1))
     view = _blur(view, 0.5 * strength * _chance(view))
-    view = torch.where(_chance(view) < 0.5 * strength, view.flip(dims=[3]), view)
+    view = _mirrored(view, 0.5 * strength)
     if pixels is not None:
         view = view + 0.005 * strength * torch.randn(view.shape, device=x.device).to(view.dtype)
     return _end(view, x, pixels)
+
+
+@torch.no_grad()
+def weak_view(x: Tensor) -> Tensor:
+    """A weak view of each image (AdaContrast): moved by up to a 14th of its sides, whole pixels; mirrored by chance."""
+    view = _begin(x, None)
+    sides = torch.tensor([view.shape[3], view.shape[2]], dtype=view.dtype, device=x.device)
+    # Differs: the published code crops 224 of 256 pixels; here the edge goes on where it would see more of the image.
+    shift = torch.cat([_uniform(view, 1 / 14), _uniform(view, 1 / 14)], dim=1).flatten(1)
+    still = torch.eye(2, dtype=view.dtype, device=x.device).expand(len(x), 2, 2)
+    return _end(_mirrored(_warp(view, still, (shift * sides).round() / sides)), x, None)
+
+
+@torch.no_grad()
+def moco_view(x: Tensor, pixels: Pixels | None = None, *, crop: float = 0.2) -> Tensor:
+    """A strong view of each image (MoCo v2): a part of it, resized; colours, grey, blurred, mirrored, each by chance.
+
+    The part has at least the area `crop`; 1 is the whole. Colours and grey need `pixels`, contrast does not.
+    """
+    view = _begin(x, pixels)
+    view = _cropped(view, crop) if crop < 1 else view
+    colours = ((_brightness, 1.0), (_contrast, 4 / 3), (_saturation, 0.8), (_hue, 5 / 3))  # 0.4, 0.4, 0.4, 0.1
+    view = torch.where(_chance(view) < 0.8, _jittered(view, colours, pixels), view)
+    if pixels is not None and view.shape[1] == 3:
+        view = torch.where(_chance(view) < 0.2, _grey(view), view)
+    sigma = 0.1 + 1.9 * _chance(view)
+    view = _blur(view, torch.where(_chance(view) < 0.5, sigma, 0), reach=6)
+    return _end(_mirrored(view), x, pixels)
 
 
 @torch.no_grad()
@@ -140,6 +165,22 @@ def _chance(x: Tensor) -> Tensor:
 def _uniform(x: Tensor, reach: float) -> Tensor:
     """A number in [-reach, reach) for each image."""
     return reach * (2 * _chance(x) - 1)
+
+
+def _mirrored(x: Tensor, chance: float = 0.5) -> Tensor:
+    return torch.where(_chance(x) < chance, x.flip(dims=[3]), x)
+
+
+def _jittered(
+    x: Tensor, colours: Sequence[tuple[Callable[[Tensor, float], Tensor], float]], pixels: Pixels | None
+) -> Tensor:
+    """Colours changed by these strengths, in an order that all images share; without a range contrast alone."""
+    jitters = [pair for pair in colours if pixels is not None or pair[0] is _contrast]
+    for i in torch.randperm(len(jitters)).tolist():
+        change, strength = jitters[i]
+        x = change(x, strength)
+        x = x.clamp(0, 1) if pixels is not None else x
+    return x
 
 
 def _grey(x: Tensor) -> Tensor:
@@ -223,13 +264,24 @@ def _warp(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """A Gaussian over five pixels each way, of a width (N, 1, 1, 1) for each image."""
-    away = torch.arange(-2, 3, dtype=x.dtype, device=x.device).reshape(5, 1, 1, 1, 1)
+def _cropped(x: Tensor, least: float) -> Tensor:
+    """Parts of images, of at least this area and a shape from 3:4 to 4:3 in pixels, as large as the images."""
+    height, width = x.shape[2:]
+    area, shape = 1 - (1 - least) * _chance(x), torch.exp(_uniform(x, math.log(4 / 3)))
+    # Differs: the published code draws again where a part would be wider or higher than the image.
+    sides = [(area * shape * height / width).sqrt(), (area / shape * width / height).sqrt()]
+    part = torch.cat(sides, dim=1).flatten(1).clamp(max=1)
+    away = torch.cat([_uniform(x, 0.5), _uniform(x, 0.5)], dim=1).flatten(1)
+    return _warp(x, torch.diag_embed(part), (1 - part) * away)
+
+
+def _blur(x: Tensor, sigma: Tensor, reach: int = 2) -> Tensor:
+    """A Gaussian of a width (N, 1, 1, 1) for each image, over so many pixels each way."""
+    away = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device).reshape(-1, 1, 1, 1, 1)
     taps = torch.exp(-away.square() / (2 * sigma.clamp(min=1e-3).square()))
     taps = taps / taps.sum(dim=0)
     height, width = x.shape[2:]
-    tall = F.pad(x, (0, 0, 2, 2), mode="replicate")
-    x = sum((taps[i] * tall[:, :, i : i + height] for i in range(5)), torch.zeros_like(x))
-    wide = F.pad(x, (2, 2, 0, 0), mode="replicate")
-    return sum((taps[i] * wide[:, :, :, i : i + width] for i in range(5)), torch.zeros_like(x))
+    tall = F.pad(x, (0, 0, reach, reach), mode="replicate")
+    x = sum((taps[i] * tall[:, :, i : i + height] for i in range(len(taps))), torch.zeros_like(x))
+    wide = F.pad(x, (reach, reach, 0, 0), mode="replicate")
+    return sum((taps[i] * wide[:, :, :, i : i + width] for i in range(len(taps))), torch.zeros_like(x))

@@ -13,7 +13,7 @@ import trueup
 from trueup.bench.grids import GRIDS, grid
 from trueup.bench.protocol import Outcome, Stage, make_stream
 from trueup.bench.select import choose
-from trueup.bench.settings import PAPER, Run
+from trueup.bench.settings import Run
 from trueup.bench.work import Site, evaluate, held_out
 from trueup.core.method import Method
 from trueup.core.registry import make_method
@@ -78,7 +78,11 @@ def test_candidates_are_valid_different_and_come_with_rising_learning_rate(name:
 
 
 def test_grids_are_of_methods_that_exist() -> None:
-    assert set(GRIDS) <= {*PAPER, "eata"}
+    assert set(GRIDS) <= set(trueup.list_methods())
+    still = {"source", "bn", "bn-alpha", "bn-prior"}  # nothing to choose
+    assert set(trueup.list_methods()) - still <= set(GRIDS)
+    for name, axes in GRIDS.items():
+        assert set(axes) <= set(trueup.get_method(name)().hyperparameters())
 
 
 def test_given_values_leave_the_grid() -> None:

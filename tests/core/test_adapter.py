@@ -255,3 +255,9 @@ def test_a_method_that_starts_afresh_goes_on_counting(method: str, hyper: dict[s
     assert adapter.updates == (18 if method == "memo" else 3)
     adapter.reset()
     assert (adapter.batches, adapter.updates) == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["note", "rotta", "cotta", "adacontrast"])
+def test_a_method_of_one_class_refuses_labels(method: str) -> None:
+    with pytest.raises(ValueError, match=f"multilabel=True: {method} tells images apart by their one class; use tsd"):
+        trueup.adapt(convnet(), method, multilabel=True, example=images(4, seed=0)[0])

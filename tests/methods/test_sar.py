@@ -56,6 +56,17 @@ def test_two_steps_by_hand(margin: float, kept: int) -> None:
     assert adapter.updates == 2
 
 
+def test_who_becomes_reliable_in_the_second_pass_stays_out() -> None:
+    """Only the second row was reliable before; both are now."""
+    logits = torch.tensor(PROBS[:2], dtype=torch.float64).log().requires_grad_()
+    out = trueup.Output(logits, logits, logits, logits)
+    out.memo["first"] = first = {"reliable": torch.tensor([False, True])}
+    method = trueup.get_method("sar")(margin=0.95)
+    loss = method.loss(trueup.SplitModel(nn.Identity()), out, nn.Module())
+    assert loss.item() == pytest.approx(entropy(PROBS[1]), abs=1e-12)
+    assert first["loss"].item() == loss.item()
+
+
 def test_nothing_reliable_changes_nothing() -> None:
     adapter = trueup.adapt(identity_head(), "sar", params="all", lr=0.1)
     adapter(X[2:])

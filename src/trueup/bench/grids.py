@@ -8,14 +8,15 @@ from typing import Any
 
 LR = (1e-3, 1e-4, 1e-5, 1e-6)
 COARSE = (0.1, 1e-2, 1e-3, 1e-4)  # for SGD, whose steps are as small as the gradient
+BEYOND = ("tent-clf", "pl-clf", "tent-prebn", "shot", "roid", "note", "rotta", "cotta", "tast", "tast-bn")
 PER_CLASS = (1, 5, 20, 50, 100, None)
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "tsd": {"lr": LR, "per_class": PER_CLASS},
     "t3a": {"per_class": PER_CLASS},
     "lame": {"affinity": ("knn", "rbf", "linear"), "neighbors": (1, 3, 5)},  # "linear" has none: tried once
     **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
-    **{name: {"lr": LR} for name in ("tent-clf", "pl-clf", "tent-prebn", "shot", "roid", "note", "rotta", "cotta")},
-    **{name: {"lr": COARSE} for name in ("rdumb", "sar", "deyo", "memo")},
+    **{name: {"lr": LR} for name in BEYOND},
+    **{name: {"lr": COARSE} for name in ("rdumb", "sar", "deyo", "memo", "adacontrast")},
 }
 """The paper's grids; for methods that it gives none for, a grid of learning rates."""
 PIXELS: dict[str, dict[str, tuple[Any, ...]]] = {

@@ -48,6 +48,8 @@ def _table(title: str, *columns: str) -> Table:
 
 def _methods() -> Table:
     table = _table("Methods", *HEADS[:-1])
+    for column, width in zip(table.columns, (10, 10, 10, 11, 11, 7, 6), strict=True):
+        column.min_width, column.overflow = width, "fold"
     for name, tasks, method in each():
         table.add_row(*row(name, tasks, method)[:-1])
     return table

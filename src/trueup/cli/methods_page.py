@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from trueup.core.method import Method
+from trueup.core.method import GradientMethod, Method
 from trueup.core.registry import get_method, list_methods
 
 TASKS = {"classification": "images", "segmentation": "pixels"}
@@ -18,7 +18,7 @@ INTRO = """# Methods
 
 Made by `trueup list methods --markdown` of what each method says of itself. *Statistics* are those of BatchNorm layers
 by default; any method takes any of them with `norm=`. *Passes* are forward and backward passes of the network for an
-image.
+image; [measured](field.md) they are the same. *Source data* are wanted before deployment, never after.
 
 Methods compose without new classes: any loss with any statistics (`adapt(model, "tent", norm="mix:0.1")`), with a reset
 or an ensemble of weights by rules of a guard (`guard=Guard(rules=(RDumb(), Roid()))` of `trueup.rules`), and with
@@ -41,9 +41,10 @@ def row(name: str, tasks: list[str], method: Method) -> tuple[str, ...]:
     """What the table says of a method."""
     info = method.info
     params = str(method.hyperparameters().get("params", "none"))
+    updates = "what it adds" if params == "none" and isinstance(method, GradientMethod) else WORDS.get(params, params)
     return (
-        name, WORDS.get(params, params), method.norm, info.passes, info.memory, ", ".join(tasks),
-        "before deployment" if "prepare" in info.needs else "no", info.paper,
+        name, updates, method.norm, info.passes, info.memory, ", ".join(tasks),
+        "yes" if "prepare" in info.needs else "no", info.paper,
     )  # fmt: skip
 
 

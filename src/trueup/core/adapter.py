@@ -287,6 +287,10 @@ class Adapter(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write what adaptation has changed, with what `load` needs to refuse a foreign state."""
+        if self.method.info.images:
+            self._warn_once(
+                "a state of %s holds images of the stream: guard it as you guard them", self.method.info.name
+            )
         files.write(path, *capture(self))
 
     def load(self, path: str | Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trueup.atomic import alive
 from trueup.core import files
 from trueup.core.method import whole
-from trueup.core.snapshot import capture, restore
+from trueup.core.snapshot import restore
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -76,7 +76,7 @@ class Keeper:
         states = self.states()
         number = 1 + (int(states[-1].name[6:16]) if states else 0)
         path = self.folder / f"state-{number:010d}.safetensors"
-        files.write(path, *capture(adapter))
+        adapter.save(path)
         self.waiting = 0
         for old in [*states, path][: -self.keep]:
             old.unlink(missing_ok=True)

@@ -20,6 +20,11 @@ class PerLabel:
     method: Method
     labels: int
 
+    def __post_init__(self) -> None:
+        if "one class" in self.method.info.needs:
+            name = self.method.info.name
+            raise ValueError(f"multilabel=True: {name} tells images apart by their one class; use tsd, tent or eta")
+
     def init(self, net: SplitModel) -> nn.ModuleList:
         """One state for each label."""
         return nn.ModuleList(self.method.init(net.of_label(k)) for k in range(self.labels))

@@ -22,8 +22,9 @@ Named = Iterable[tuple[str, nn.Parameter]]
 class Info:
     """What a method is called, where it comes from, and what it asks for.
 
-    `needs` may hold "head" (it reads features) and "prepare" (it wants source data before deployment). `tasks` are
-    "classification" (of images) and "segmentation" (of pixels); `unfit` says why a method does not serve both.
+    `needs` may hold "head" (it reads features), "prepare" (it wants source data before deployment) and "one class" (of
+    each image, so not several labels). `tasks` are "classification" (of images) and "segmentation" (of pixels); `unfit`
+    says why a method does not serve both.
     """
 
     name: str

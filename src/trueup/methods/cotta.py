@@ -36,6 +36,7 @@ class Cotta(GradientMethod):
         name="cotta",
         title="CoTTA",
         paper="Wang et al., Continual Test-Time Domain Adaptation, CVPR 2022",
+        needs=("one class",),
         unfit="views that are turned and moved do not agree pixel by pixel",
         passes="3 forwards, 1 backward; 34 forwards where the source is unsure",
         memory="two copies of the model",

@@ -30,6 +30,7 @@ class Note(GradientMethod):
         name="note",
         title="NOTE",
         paper="Gong et al., NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation, NeurIPS 2022",
+        needs=("one class",),
         unfit="its memory is balanced by the one class that an image has",
         passes="1 forward; 1 forward and backward of 64 kept images for every 64",
         memory="64 images",

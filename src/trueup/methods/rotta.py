@@ -35,6 +35,7 @@ class Rotta(GradientMethod):
         name="rotta",
         title="RoTTA",
         paper="Yuan et al., Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023",
+        needs=("one class",),
         unfit="its memory is balanced by the one class that an image has",
         passes="1 forward; 2 forwards and 1 backward of 64 kept images for every 64",
         memory="64 images and a copy of the model",

@@ -1,0 +1,80 @@
+"""What an image costs with each method: forward and backward passes of the network, counted, and time over a forward.
+
+Passes are counted on a small network that was trained, and a stream that has shifted: what methods leave out depends on
+what they see. Every image that enters the network or a copy of it is a forward, every one whose gradient comes back to
+its answer a backward. Seconds are those of ResNet-18 at 64 pixels, batches of 32, over the frozen model's, in turns.
+
+Run: python benchmarks/passes.py [--quick]
+"""
+
+import logging
+import sys
+from collections import Counter
+from typing import Any
+
+import torch
+import torchvision
+from measure import milliseconds, quartiles, take_turns, write
+from torch import Tensor, nn
+
+import trueup
+from trueup.testing import convnet, images
+
+BATCH, PIXELS = 32, 64
+COUNT: Counter[str] = Counter()  # one for all copies of the network
+
+
+class Counted(nn.Module):
+    """A network whose passes are counted."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's answer."""
+        COUNT["forward"] += len(x)
+        out: Tensor = self.inner(x)
+        if out.requires_grad:
+            out.register_hook(lambda grad: COUNT.update(backward=len(grad)))
+        return out
+
+
+def counted(name: str, batches: int) -> tuple[float, float]:
+    """Forwards and backwards per image of a stream."""
+    stream = [images(BATCH, seed=i, shift=1.0)[0] for i in range(batches)]
+    adapter = trueup.adapt(Counted(convnet()), name, example=stream[0])
+    COUNT.clear()
+    for x in stream:
+        adapter(x)
+    forwards, backwards = (round(COUNT[way] / (batches * BATCH), 2) for way in ("forward", "backward"))
+    return forwards, backwards
+
+
+def main() -> None:
+    """Count, then time."""
+    logging.getLogger("trueup").setLevel(logging.ERROR)
+    quick = "--quick" in sys.argv
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None, num_classes=10)
+    names = ["source", "tent", "deyo"] if quick else trueup.list_methods()
+    example = torch.randn(2, 3, PIXELS, PIXELS)
+    adapters = {name: trueup.adapt(model, name, example=example, mean=0.0, std=1.0) for name in names}
+    passes = {name: counted(name, 2 if quick else 32) for name in names}
+    times = take_turns(dict(adapters), 1 if quick else 3, lambda: torch.randn(BATCH, 3, PIXELS, PIXELS))
+    rows: list[dict[str, Any]] = []
+    print(f"{'method':12} {'forwards':>8} {'backwards':>9} {'ms':>9} {'over source':>11}")
+    for name in names:
+        forwards, backwards = passes[name]
+        over = quartiles(times[name], times["source"]) if not quick else [0.0] * 3
+        rows.append({
+            "method": name, "forwards": forwards, "backwards": backwards, "ms": milliseconds(times[name]),
+            "over_source": over,
+        })  # fmt: skip
+        print(f"{name:12} {forwards:8} {backwards:9} {rows[-1]['ms']:9} {over[1]:11.1f}")
+    if not quick:
+        write("passes", rows)
+
+
+if __name__ == "__main__":
+    main()
