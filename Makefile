@@ -24,6 +24,11 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/guard.py
 	$(BIN)/python benchmarks/collapse.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/parts.py
+	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/draw.py
 
 mutants: .venv/ready
 	$(BIN)/python tests/mutants.py

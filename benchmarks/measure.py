@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -40,18 +41,28 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def asked_rounds(usual: int, quick: int = 2) -> tuple[int, bool]:
+    """How many rounds to run, `--rounds 3` or else the usual, and whether they are enough to be kept."""
+    if "--quick" in sys.argv:
+        return quick, False
+    if "--rounds" not in sys.argv:
+        return usual, True
+    rounds = int(sys.argv[sys.argv.index("--rounds") + 1])
+    return max(2, rounds), rounds >= usual
+
+
 def take_turns(
-    variants: dict[str, Callable[[T], object]], rounds: int, fresh: Callable[[], T]
+    variants: dict[str, Callable[[T], object]], rounds: int, fresh: Callable[[], T], warm: int = 2
 ) -> dict[str, list[float]]:
     """Seconds of each variant, round by round, each with a fresh input; who begins alternates.
 
-    The first two rounds warm up and do not count.
+    The first `warm` rounds warm up and do not count.
     """
     times: dict[str, list[float]] = {name: [] for name in variants}
-    for i in range(rounds + 2):
+    for i in range(rounds + warm):
         for name, action in list(variants.items())[:: 1 if i % 2 else -1]:
             elapsed = seconds(partial(action, fresh()))
-            if i > 1:
+            if i >= warm:
                 times[name].append(elapsed)
     return times
 

@@ -51,6 +51,18 @@ def adapt(
     compile: let torch.compile make a graph of the network when it first runs.
     memory: "low" works out activations again in backward, and keeps features in half precision.
     """
+    method, guard, given = _resolved(method, preset, guard, hyper)
+    engine = Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory)
+    return Adapter(
+        model, method, guard=Guard() if guard is True else guard or None, head=head, output=output, example=example,
+        multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std), engine=engine,
+    )  # fmt: skip
+
+
+def _resolved(
+    method: str | Method, preset: str | None, guard: bool | Guard | None, hyper: dict[str, Any]
+) -> tuple[Method, bool | Guard | None, Mapping[str, Any] | None]:
+    """The method itself, the guard, and the hyper-parameters if the method was given by its name."""
     given: Mapping[str, Any] | None = None
     if preset is not None:
         if not isinstance(method, str):
@@ -64,8 +76,4 @@ def adapt(
         raise TypeError(f"hyper-parameters go into {type(method).__name__}(...): {', '.join(hyper)}")
     if not isinstance(guard, bool | Guard | None):
         raise TypeError(f"guard must be True, False or a Guard, not {type(guard).__name__}")
-    engine = Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory)
-    return Adapter(
-        model, method, guard=Guard() if guard is True else guard or None, head=head, output=output, example=example,
-        multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std), engine=engine,
-    )  # fmt: skip
+    return method, guard, given
