@@ -18,6 +18,7 @@ lint: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/waiting.py
 	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/pixels.py

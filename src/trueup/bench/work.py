@@ -179,7 +179,8 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
         reset=run.reset,
         repeat=run.repeat,
     )
-    loader = Loader(place, run.source.size, run.source.normalize, threads=max(2, site.threads), keep=True)
+    threads, device = max(2, site.threads), site.device
+    loader = Loader(place, run.source.size, run.source.normalize, threads=threads, keep=True, device=device)
     elsewhere = isinstance(run.source, Training) and not run.source.iterations  # its source data is not here
     prepare = None if elsewhere else lambda: source_images(run, dataset)
     return Stage(
@@ -203,7 +204,7 @@ def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
     for name in dataset.sources(run.targets):
         domain = dataset.domain(name)
         _, held = split(domain, run.source.holdout, run.seed)
-        loader = Loader(Place([domain]), run.source.size, run.source.normalize, keep=True)
+        loader = Loader(Place([domain]), run.source.size, run.source.normalize, keep=True, device=stage.device)
         stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
         yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set(), intruders=None)
 

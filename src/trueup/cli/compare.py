@@ -59,7 +59,7 @@ def compare(
     domain, labelled = find_images(Path(data), seen.pop("classes"))
     order = np.random.default_rng(seed).permutation(len(domain.labels)) if shuffle else np.arange(len(domain.labels))
     stream = list(batches(order[:limit], batch))
-    loader = Loader(Place([domain]), seen["size"], seen["normalize"], keep=True)
+    loader = Loader(Place([domain]), seen["size"], seen["normalize"], keep=True, device=device)
     methods = methods_of(method or list(USUAL))
 
     def shown() -> Iterator[tuple[Tensor, NDArray[np.int64] | None]]:

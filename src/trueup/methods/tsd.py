@@ -86,10 +86,10 @@ class Tsd(GradientMethod):
         each = soft_cross_entropy(s.detach(), u)
         if self.consistency:
             agrees = p.argmax(dim=1) == u.argmax(dim=1)
-            survivors = int(agrees.sum())
-            if survivors == 0 and alignment == 0:
+            survivors = agrees.sum()
+            if alignment == 0 and not bool(survivors > 0):
                 return None  # a step with zero gradient would still move the weights by Adam's momentum
-            distillation = (agrees * each).sum() / max(1, survivors)
+            distillation = (agrees * each).sum() / survivors.clamp(min=1)
         else:
             distillation = each.mean()
         if alignment == 0:
