@@ -23,7 +23,18 @@ def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
             raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
-    if rows and not bool(x.detach().abs().amax() <= LARGEST):
+    if rows and x.device.type == "cpu":  # elsewhere the host would have to wait: there the model's pass looks at it
+        check_values(x)
+
+
+def usable(x: Tensor) -> Tensor:
+    """Whether no value is NaN, infinite or too large; as a tensor, for which nobody has to wait."""
+    return x.detach().abs().amax() <= LARGEST
+
+
+def check_values(x: Tensor) -> None:
+    """Refuse values that are NaN, infinite or too large."""
+    if not bool(usable(x)):
         bad = (~(x.detach().abs().flatten(1).amax(dim=1) <= LARGEST)).nonzero().flatten().tolist()
         what = f"NaN, infinite or beyond {LARGEST:.0e}"
         way = "leave these images out, or let a guard do it: adapt(..., guard=True)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -72,9 +72,15 @@ def _shrunk(values: Tensor, by: Tensor) -> Tensor:
     return values.sign() * (values.abs() - by).clamp(min=0)
 
 
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether all values are finite: one look at all tensors, for which a device is waited for once."""
+    each = [t.isfinite().all() for t in tensors]
+    return not each or bool(torch.stack(each).all())
+
+
 def _move(seen: dict[_BatchNorm, tuple[Tensor, Tensor]]) -> None:
     """Move the estimates to what was seen, unless that is not finite."""
-    if not all(bool(t.isfinite().all()) for moments in seen.values() for t in moments):
+    if not all_finite(t for moments in seen.values() for t in moments):
         raise ValueError("the batch's normalisation statistics are not finite: its values are too large for this model")
     with torch.no_grad():
         for layer, (mean, variance) in seen.items():

@@ -16,6 +16,7 @@ from trueup.augment import Pixels
 from trueup.core.compiled import Calls, Graph, listening
 from trueup.core.engine import Engine, blocks_of
 from trueup.core.heads import HeadNotFoundError, as_logits, rows_of, run
+from trueup.core.inputs import check_values, usable
 from trueup.core.robust import Robust, Rows, usual, watching
 from trueup.core.statistics import batch_statistics, normalizing
 
@@ -141,7 +142,10 @@ class SplitModel(nn.Module):
                 raise ValueError(f"the head {self.head!r} did not run in this forward; name another")
             features, scores = (calls[0] if self.dense else rows_of(*calls[0])) if calls else (logits, logits)
             features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
-            if not bool((_length(features) + _length(logits)).isfinite()):
+            # One look: a device is waited for once, before anything is remembered.
+            fine = (_length(features) + _length(logits)).isfinite()
+            if not bool(fine if x.device.type == "cpu" else fine & usable(x)):
+                check_values(x)
                 raise ValueError(
                     "the model's answer to this batch is not finite: the values are too large, "
                     "or adaptation went astray (reset() goes back, a smaller lr helps)"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.core.instance import correcting
+from trueup.core.instance import all_finite, correcting
 
 Moments = tuple[Tensor, Tensor]  # mean and biased variance per channel
 Optional = tuple[Tensor | None, Tensor | None]
@@ -143,7 +143,7 @@ def _following(model: nn.Module, name: str, number: float, fewest: int) -> Itera
 def keep(running: Sequence[Optional], used: Sequence[Optional]) -> None:
     """Copy moments into the running estimates, unless they are not finite."""
     pairs = [(r, u) for old, new in zip(running, used, strict=True) for r, u in zip(old, new, strict=True)]
-    if not all(u is None or bool(u.isfinite().all()) for _, u in pairs):
+    if not all_finite(u for _, u in pairs if u is not None):
         raise ValueError("the batch's normalisation statistics are not finite: its values are too large for this model")
     with torch.no_grad():
         for target, value in pairs:
