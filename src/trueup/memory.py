@@ -2,22 +2,55 @@
 
 Entries live in one dense arena. A newcomer that displaces an entry takes over its row, so the arena has no holes and
 its first `size` rows are the whole bank. Class sums are kept in float64 and changed by the entries that come and go, so
-an insertion costs the same however much is stored.
+an insertion costs the same however much is stored. Where reading a value makes the host wait for its device, the host
+goes by bounds of the size, and no shape follows from a value; it reads the size where the arena may have to grow.
 """
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# A search holds at most this many similarities at once; queries beyond it are searched in turn.
-SEARCH_LIMIT = 2**24
+SEARCH_LIMIT = 2**24  # similarities that a search holds at once: it walks over the bank in parts that are as large
+ARENA = ("features", "probs", "labels", "entropy", "scale", "weight", "arrival")
+AHEAD = 16  # batches for which there is room when the arena grows and the host will not read the size
+
+
+def waits(tensor: Tensor) -> bool:
+    """Whether to read a value is to wait for a device."""
+    return tensor.device.type != "cpu"
+
+
+class Known(NamedTuple):
+    """What the host knows of the counts, as long as they are the same: bounds of their sum, and of the largest."""
+
+    counts: Tensor
+    writes: int
+    least: int
+    most: int
+    deepest: int
+
+
+class Change(NamedTuple):
+    """What a batch changes. With masks lists have their full length; who does not stay repeats the first who does."""
+
+    chosen: Tensor  # newcomers that stay
+    rows: Tensor  # where
+    freed: Tensor  # rows whose entries leave
+    classes: Tensor  # those that entries leave
+    stays: Tensor | None = None
+    leaves: Tensor | None = None
+    left: Tensor | None = None
 
 
 class Bank(nn.Module):
     """Entries (feature, probabilities, class, entropy); of each class the `per_class` of lowest entropy stay.
 
     `per_class=None` keeps everything. `unit` sums L2-normalised features for the prototypes instead of raw ones.
-    `order` is the norm that similarities divide by: 2 for the cosine. Ties: in entropy the older entry stays; in
+    `order` is the norm that similarities divide by: 2 for the cosine. `half` stores features and probabilities in
+    float16, features cut to its range; all else is as precise as before. Ties: in entropy the older entry stays; in
     similarity the newest wins, so that an entry just inserted is its own nearest.
     """
 
@@ -35,19 +68,29 @@ class Bank(nn.Module):
     seen: Tensor
 
     def __init__(
-        self, classes: int, dim: int, per_class: int | None, like: Tensor, *, unit: bool = False, order: int = 2
+        self,
+        classes: int,
+        dim: int,
+        per_class: int | None,
+        like: Tensor,
+        *,
+        unit: bool = False,
+        order: int = 2,
+        half: bool = False,
     ) -> None:
         super().__init__()
         self.per_class, self.unit, self.order = per_class, unit, order
         dtype = torch.promote_types(like.dtype, torch.float32)
         exact = torch.float32 if like.device.type == "mps" else torch.float64  # that device has no float64
+        # Not bfloat16: its 8 bits instead of 11 are lost on all features, its range is gained for giants alone.
+        stored = torch.float16 if half else dtype
 
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
         # The arena: one row per entry, the first `size` of them in use.
-        self.register_buffer("features", zeros(0, dim))
-        self.register_buffer("probs", zeros(0, classes))
+        self.register_buffer("features", zeros(0, dim, dtype=stored))
+        self.register_buffer("probs", zeros(0, classes, dtype=stored))
         self.register_buffer("labels", zeros(0, dtype=torch.int64))
         self.register_buffer("entropy", zeros(0))
         self.register_buffer("scale", zeros(0))  # 1 / norm, for similarities
@@ -59,17 +102,20 @@ class Bank(nn.Module):
         self.register_buffer("peak", zeros(classes))  # the longest feature in the sum since it was last summed anew
         self.register_buffer("table", zeros(classes, 0, dtype=torch.int64))
         self.register_buffer("seen", zeros(1, dtype=torch.int64))
+        self._full = 2**63 - 1 if per_class is None else classes * per_class  # never more entries than these
+        self._known = Known(self.counts, -1, 0, 0, 0)  # nothing yet; found out anew when others change the counts
 
     @property
     def size(self) -> int:
         """How many entries are stored."""
-        return int(self.counts.sum())
+        size = int(self.counts.sum())
+        self._known = Known(self.counts, _writes(self.counts), size, size, size)
+        return size
 
     def verify(self) -> None:
         """Refuse contents, such as a file's, that no entries can have left: they would be used out of place."""
         rows, classes = len(self.features), len(self.sums)
-        arena = (self.probs, self.labels, self.entropy, self.scale, self.weight, self.arrival)
-        fits = all(len(t) == rows for t in arena)
+        fits = all(len(getattr(self, name)) == rows for name in ARENA)
         fits &= all(len(t) == classes for t in (self.counts, self.peak, self.table)) and len(self.seen) == 1
         fits &= self.features.shape[1] == self.sums.shape[1] and self.probs.shape[1] == classes
         fits = fits and bool((self.counts >= 0).all()) and self.size <= rows
@@ -77,130 +123,228 @@ class Bank(nn.Module):
             labels = self.labels[: self.size]
             fits = bool(((labels >= 0) & (labels < classes)).all() and ((self.table >= -1) & (self.table < rows)).all())
             fits = fits and torch.equal(labels.bincount(minlength=classes), self.counts)
+            fits = fits and (self.per_class is None or torch.equal((self.table >= 0).sum(dim=1), self.counts))
         if not fits:
             raise ValueError("the bank's rows do not belong together")
+
+    def _bound(self, least: int = 0) -> int:
+        """How many rows may be in use: the size, unless one would wait for it and knows a bound and of `least` rows."""
+        known = self._known
+        same = known.counts is self.counts and known.writes == _writes(self.counts)
+        return known.most if same and known.least >= least and waits(self.counts) else self.size
 
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor) -> None:
         """Offer a batch of entries; those of lowest entropy stay."""
-        if len(labels) == 0:
+        if (n := len(labels)) == 0:
             return
-        arrival = self.seen + torch.arange(len(labels), device=labels.device)
-        self.seen += len(labels)
-        size, entropy = self.size, entropy.to(self.entropy.dtype)
+        every = torch.arange(n, device=labels.device)
+        arrival, entropy = self.seen + every, entropy.to(self.entropy.dtype)
+        self.seen += n
         if self.per_class is None:
-            chosen, freed, slots = torch.arange(len(labels), device=labels.device), labels[:0], None
+            rows = self._bound() + every
+            self._reserve(self._known.most + n)
+            change = Change(every, rows, rows[:0], rows[:0])
         else:
-            chosen, freed, slots = self._compete(labels, entropy, self.per_class)
-        rows = torch.cat((freed, torch.arange(size, size + len(chosen) - len(freed), device=labels.device)))
-        if slots is not None:
-            self.table[labels[chosen], slots] = rows
+            change = self._compete(labels, entropy, self.per_class)
+        self._count(change.freed, -1, change.leaves)
+        self._write(change, features, probs=probs, labels=labels, entropy=entropy, arrival=arrival)
+        self._count(change.rows, 1, change.stays)
+        self._refresh(change.classes, change.left)
+        _, _, least, most, deepest = self._known
+        self._known = Known(self.counts, _writes(self.counts), least, min(most + n, self._full), deepest + n)
 
-        self._reserve(size + len(chosen) - len(freed))
-        left = self.labels[freed]
-        self._count(freed, sign=-1)
-        feature = features[chosen].to(self.features.dtype)
-        self.features[rows] = feature
-        self.probs[rows] = probs[chosen].to(self.probs.dtype)
-        self.labels[rows] = labels[chosen]
-        self.entropy[rows] = entropy[chosen]
-        self.arrival[rows] = arrival[chosen]
-        self.scale[rows] = 1 / feature.norm(p=self.order, dim=1).clamp(min=1e-12)
-        self.weight[rows] = 1 / feature.norm(p=2, dim=1).clamp(min=1e-12)
-        self._count(rows, sign=1)
-        self.peak.scatter_reduce_(0, labels[chosen], 1 / self.weight[rows], "amax")
-        self._refresh(left)
-
-    def _compete(self, labels: Tensor, entropy: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rank newcomers with what their classes hold: (newcomers that stay, rows that leave, table columns)."""
+    def _compete(self, labels: Tensor, entropy: Tensor, limit: int) -> Change:
+        """Rank newcomers with what their classes hold: who stays, and whose rows they take."""
+        if not waits(labels):
+            self._reserve(1)
+        elif min(self._bound() + len(labels), self._full) > len(self.labels):
+            self._reserve(self.size + AHEAD * len(labels))
         # By (class, entropy, arrival): the last sort is the first key, and stable sorts keep the older in front.
         order = entropy.argsort(stable=True)
         order = order[labels[order].argsort(stable=True)]
-        classes, group, new = labels[order].unique_consecutive(return_inverse=True, return_counts=True)
-        rank = torch.arange(len(order), device=order.device) - (new.cumsum(dim=0) - new)[group]
+        labels, entropy = labels[order], entropy[order]
+        rank = torch.arange(len(order), device=order.device) - torch.searchsorted(labels, labels)
+        width = self._widen(rank, limit)
+        classes = torch.arange(len(self.counts), device=order.device)
+        if len(order) < len(classes):  # as many as a batch can have, its own among them
+            there = self.peak.new_zeros(len(classes)).index_fill_(0, labels, 1)
+            classes = there.topk(len(order), dim=0, sorted=False).indices.sort().values
+        group = torch.searchsorted(classes, labels)
+        # Stored entries come before newcomers of the same entropy, and before those that are no number.
+        held = self.table.index_select(0, classes)
+        levels = torch.where(held >= 0, self.entropy[held], torch.inf).index_select(0, group)
+        before = torch.searchsorted(levels, entropy.unsqueeze(1), right=True).squeeze(1)
+        ahead = held.new_zeros(len(classes), width + 1)
+        ahead.view(-1).index_add_(0, group * (width + 1) + before, torch.ones_like(before))
+        moved = ahead.cumsum(dim=1)[:, :width] + torch.arange(width, device=order.device)
+        return self._seat(order, classes, held, moved, group, rank + before)
 
-        need = min(limit, int((self.counts[classes] + new).max()))
-        if need > self.table.shape[1]:
-            width = min(limit, max(need, 2 * self.table.shape[1]))
-            self.table = F.pad(self.table, (0, width - self.table.shape[1]), value=-1)
-        stored, width = self.table[classes], self.table.shape[1]
+    def _seat(self, order: Tensor, classes: Tensor, held: Tensor, moved: Tensor, group: Tensor, rank: Tensor) -> Change:
+        """Give rows to newcomers whose rank the table holds; what it held moves up in it, or leaves."""
+        n, width = len(order), held.shape[1]
+        stays, leaves = rank < width, (held >= 0) & (moved >= width)
+        # Rows that become free are taken in turn, then those behind the last in use.
+        turn, nth = stays.cumsum(dim=0) - 1, leaves.view(-1).cumsum(dim=0)
+        freed = order.new_full((n + 1,), -1)  # the last is for what does not leave
+        freed = freed.scatter_(0, torch.where(leaves.view(-1), nth - 1, n), held.view(-1))[:n]
+        rows = torch.where(turn < nth[-1], freed[turn], self.counts.sum() + turn - nth[-1])
+        table = F.pad(held, (0, 1)).scatter_(1, moved.clamp(max=width), held)  # the last column is for who loses
+        table[group, rank.clamp(max=width)] = rows
+        self.table[classes] = table[:, :width]
+        if not waits(order):
+            seated, freed = stays.nonzero().squeeze(1), freed[: int(nth[-1])]
+            self._reserve(self.size + len(seated) - len(freed))
+            return Change(order[seated], rows[seated], freed, classes[leaves.any(dim=1)])
+        first = stays.to(torch.int64).argmax(dim=0, keepdim=True)
+        order, rows = torch.where(stays, order, order[first]), torch.where(stays, rows, rows[first]).clamp(min=0)
+        return Change(order, rows, freed.clamp(min=0), classes, stays, freed >= 0, leaves.any(dim=1))
 
-        # Stored entries first, in their order, then newcomers in theirs: a stable sort lets the older win a tie.
-        candidates = entropy.new_full((len(classes), width + int(new.max())), torch.inf)
-        held = stored >= 0
-        candidates[:, :width][held] = self.entropy[stored[held]]
-        candidates[group, width + rank] = entropy[order]
-        ranking = candidates.argsort(dim=1, stable=True)[:, :width]
-        keeps = torch.zeros_like(candidates, dtype=torch.bool).scatter_(1, ranking, True)
-
-        place = torch.empty_like(candidates, dtype=torch.int64)
-        place.scatter_(1, ranking, torch.arange(width, device=order.device).expand_as(ranking))
-        stays, leaves = keeps[group, width + rank], held & ~keeps[:, :width]
-        padded = F.pad(stored, (0, candidates.shape[1] - width), value=-1)
-        self.table[classes] = padded.gather(1, ranking)  # the newcomers' own columns are filled by the caller
-        return order[stays], stored[leaves], place[group, width + rank][stays]
+    def _widen(self, rank: Tensor, limit: int) -> int:
+        """Give the table the columns that the largest class may need with these newcomers; how many it has."""
+        have, free = self.table.shape[1], not waits(rank)
+        if have < limit and (free or self._known.deepest + len(rank) > have):
+            self._known = self._known._replace(deepest=int(self.counts.max()))
+            need = self._known.deepest + (int(rank.max()) + 1 if free else AHEAD * len(rank))
+            if need > have:
+                self.table = F.pad(self.table, (0, min(limit, max(need, 2 * have)) - have), value=-1)
+        return self.table.shape[1]
 
     def _reserve(self, rows: int) -> None:
         """Make room for so many rows: double, but never beyond a full bank."""
         have = len(self.labels)
         if rows <= have:
             return
-        capacity = max(rows, 2 * have)
-        if self.per_class is not None:
-            capacity = min(capacity, len(self.counts) * self.per_class)
-        for name in ("features", "probs", "labels", "entropy", "scale", "weight", "arrival"):
+        capacity = min(max(rows, 2 * have), self._full)
+        for name in ARENA:
             old: Tensor = getattr(self, name)
-            new = old.new_zeros((capacity, *old.shape[1:]))
-            new[:have] = old
-            setattr(self, name, new)
+            setattr(self, name, torch.cat((old, old.new_zeros(capacity - have, *old.shape[1:]))))
 
-    def _count(self, rows: Tensor, sign: int) -> None:
+    def _write(self, change: Change, features: Tensor, **entries: Tensor) -> None:
+        """Put newcomers into their rows."""
+        feature = features.index_select(0, change.chosen).to(self.scale.dtype)
+        if self.features.dtype == torch.float16:
+            feature = feature.clamp(-65504, 65504).to(torch.float16).to(self.scale.dtype)
+        length = feature.norm(p=2, dim=1)
+        norm = length if self.order == 2 else feature.norm(p=self.order, dim=1)
+        values = {name: given.index_select(0, change.chosen) for name, given in entries.items()}
+        values |= {"features": feature, "scale": 1 / norm.clamp(min=1e-12), "weight": 1 / length.clamp(min=1e-12)}
+        anyone = None if change.stays is None else change.stays.any()
+        for name, value in values.items():
+            arena: Tensor = getattr(self, name)
+            value = value.to(arena.dtype)  # if nobody stays, a row gets what it has
+            arena[change.rows] = value if anyone is None else torch.where(anyone, value, arena[change.rows])
+
+    def _count(self, rows: Tensor, sign: int, really: Tensor | None) -> None:
         """Let rows enter (+1) or leave (-1) the sums and counts of their classes."""
-        labels = self.labels[rows]
-        self.counts.index_add_(0, labels, torch.full_like(labels, sign))
-        share = self.features[rows]
-        if self.unit:
-            share = share * self.weight[rows].unsqueeze(1)
-        self.sums.index_add_(0, labels, share.to(self.sums.dtype), alpha=sign)
-
-    def _refresh(self, labels: Tensor) -> None:
-        """Sum anew where so long a feature was in the sum that rounding at that time shows in what remains."""
-        if self.unit or not len(labels):
+        if not len(rows):
             return
-        wild = self.peak[labels] > 1e6 * self.sums[labels].norm(dim=1)
-        for k in labels[wild].unique().tolist():
-            rows = self.table[k][self.table[k] >= 0]
-            self.sums[k] = self.features[rows].to(self.sums.dtype).sum(dim=0)
-            self.peak[k] = (1 / self.weight[rows]).amax()
+        labels, weight = self.labels[rows], self.weight[rows]
+        share = self.features.index_select(0, rows).to(weight.dtype)
+        share = share * weight.unsqueeze(1) if self.unit else share
+        ones, lengths = torch.full_like(labels, sign), 1 / weight
+        if really is not None:
+            ones, share, lengths = ones * really, share.where(really.unsqueeze(1), 0), lengths.where(really, 0)
+        self.counts.index_add_(0, labels, ones)
+        self.sums.index_add_(0, labels, share.to(self.sums.dtype), alpha=sign)
+        if sign > 0:
+            self.peak.scatter_reduce_(0, labels, lengths, "amax")
+
+    def _refresh(self, classes: Tensor, left: Tensor | None) -> None:
+        """Sum anew where so long a feature was in the sum that rounding at that time shows in what remains."""
+        if self.unit or not len(classes):
+            return
+        wild = self.peak[classes] > 1e6 * self.sums.index_select(0, classes).norm(dim=1)
+        wild = wild if left is None else wild & left
+        at_once = max(1, SEARCH_LIMIT // max(1, self.table.shape[1] * self.features.shape[1]))
+        if left is None or len(classes) > 4 * at_once:  # from there on it is dearer to sum in vain than to wait
+            classes, wild = classes[wild], wild[wild]
+        for start in range(0, len(classes), at_once):
+            some, sure = classes[start : start + at_once], wild[start : start + at_once]
+            rows = self.table[some] * sure.unsqueeze(1)  # row 0 in place of rows that need not be read
+            fresh = self.features[rows].sum(dim=1, dtype=self.sums.dtype)
+            self.sums[some] = torch.where(sure.unsqueeze(1), fresh, self.sums[some])
+            self.peak[some] = torch.where(sure, (1 / self.weight[rows]).amax(dim=1), self.peak[some])
 
     def prototypes(self) -> Tensor:
         """The mean of each class's features (C, D); zero where a class has none."""
-        return self.sums.to(self.features.dtype, copy=True).div_(self.counts.clamp(min=1).unsqueeze(1))
+        return self.sums.to(self.weight.dtype, copy=True).div_(self.counts.clamp(min=1).unsqueeze(1))
 
     @torch.no_grad()
     def neighbors(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar entries of each query: (similarities, probabilities), (N, k) and (N, k, C)."""
-        size = self.size
-        k = min(k, size)
-        queries = F.normalize(queries.to(self.features.dtype), p=self.order, dim=1, eps=1e-12)
-        found = [self._search(part, k, size) for part in queries.split(max(1, SEARCH_LIMIT // size))]
-        similarity, rows = (torch.cat(part) for part in zip(*found, strict=True))
-        return similarity, self.probs[rows]
+        size = self._bound(least=k)
+        queries = F.normalize(queries.to(self.scale.dtype), p=self.order, dim=1, eps=1e-12)
+        found = [self._search(part, min(k, size), size) for part in queries.split(int(SEARCH_LIMIT**0.5))]
+        similarity, at = (torch.cat(part) for part in zip(*found, strict=True))
+        return similarity, self.probs[at].to(self.scale.dtype)
 
     def _search(self, queries: Tensor, k: int, size: int) -> tuple[Tensor, Tensor]:
-        similarity = (queries @ self.features[:size].T).mul_(self.scale[:size])
-        top = similarity.topk(min(k + 1, size), dim=1)
-        values, rows = top.values[:, :k], top.indices[:, :k]
-        if k < size:
-            # Products with copies of a feature differ by rounding, which goes with the lengths (1 for the cosine).
-            # Where the choice ends among such equals, the newest win.
-            last = rows[:, -1]
-            lengths = queries.norm(p=2, dim=1) * self.scale[last] / self.weight[last]
-            slack = 8 * torch.finfo(similarity.dtype).eps * lengths
-            tied = (values[:, -1] - top.values[:, k] <= slack).nonzero().squeeze(1)
-            among, edge, slack = similarity[tied], values[tied, -1:], slack[tied].unsqueeze(1)
-            age = torch.where(among >= edge - slack, self.arrival[:size], -1)
-            age[among > edge + slack] = torch.iinfo(age.dtype).max
-            rows[tied] = age.topk(k, dim=1).indices
-            values[tied] = among.gather(1, rows[tied])
+        part = max(1, SEARCH_LIMIT // max(1, len(queries)))
+        whole = list(self._walk(queries, size, part)) if size <= part else []
+        best: list[Tensor] = []
+        for start, similarity in whole or self._walk(queries, size, part):
+            top = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
+            best = _best(best, [top.values, top.indices + start], k + 1)
+            del similarity  # or two parts are held
+        values, rows = best
+        if k == size:
+            return values, rows
+        # Products with copies of a feature differ by rounding, which goes with the lengths (1 for the cosine).
+        # Where the choice ends among such equals, the newest win.
+        edge, last = values[:, k - 1 : k], rows[:, k - 1 : k]
+        lengths = queries.norm(p=2, dim=1, keepdim=True) * self.scale[last] / self.weight[last]
+        slack = 8 * torch.finfo(values.dtype).eps * lengths
+        tied = edge - values[:, k : k + 1] <= slack
+        values, rows = values[:, :k], rows[:, :k]
+        if whole and waits(queries):
+            newest = self._newest(whole, edge, slack, k)
+            return torch.where(tied, newest[0], values), torch.where(tied, newest[1], rows)
+        at = tied.nonzero()[:, 0]  # of several parts none was kept: to wait is cheaper than to compare all again
+        if len(at):
+            again = [(0, whole[0][1][at])] if whole else self._walk(queries[at], size, part)
+            values[at], rows[at] = self._newest(again, edge[at], slack[at], k)
         return values, rows
+
+    def _newest(self, parts: Iterable[tuple[int, Tensor]], edge: Tensor, slack: Tensor, k: int) -> list[Tensor]:
+        """All beyond the edge, then the newest of its equals: (similarities, rows)."""
+        best: list[Tensor] = []
+        for start, similarity in parts:
+            arrival = self.arrival[start : start + similarity.shape[1]]
+            age = torch.where(similarity >= edge - slack, arrival, -1)
+            age.masked_fill_(similarity > edge + slack, torch.iinfo(age.dtype).max)
+            top = age.topk(min(k, age.shape[1]), dim=1)
+            best = _best(best, [top.values, similarity.gather(1, top.indices), top.indices + start], k)
+            del similarity, age
+        return best[1:]
+
+    def _walk(self, queries: Tensor, size: int, part: int) -> Iterator[tuple[int, Tensor]]:
+        """The similarities with the first rows of the bank, part by part: (first row of the part, similarities)."""
+        rows = part if queries.dtype == self.features.dtype else max(1, SEARCH_LIMIT // queries.shape[1])
+        for start in range(0, max(1, size), part):
+            stop = min(start + part, size)
+            features = self.features[start:stop]
+            similarity = queries.new_empty(len(queries), len(features))
+            for i in range(0, len(features), rows):  # of half precision so many are converted at once
+                torch.mm(queries, features[i : i + rows].to(queries.dtype).T, out=similarity[:, i : i + rows])
+            similarity.mul_(self.scale[start:stop])
+            sure = max(start, self._known.least)
+            if sure < stop:  # rows that may not be in use
+                unused = torch.arange(sure, stop, device=queries.device) >= self.counts.sum()
+                similarity[:, sure - start :].masked_fill_(unused, -torch.inf)
+            yield start, similarity
+            del similarity
+
+
+def _writes(tensor: Tensor) -> int:
+    """How often a tensor was written to in place; tensors of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _best(kept: list[Tensor], new: list[Tensor], k: int) -> list[Tensor]:
+    """What belongs to the k largest values of the first, of what was kept and what is new."""
+    if not kept:
+        return new
+    both = [torch.cat(pair, dim=1) for pair in zip(kept, new, strict=True)]
+    at = both[0].topk(min(k, both[0].shape[1]), dim=1).indices
+    return [each.gather(1, at) for each in both]
