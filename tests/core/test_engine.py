@@ -270,3 +270,17 @@ def test_compiled_code_answers_the_same() -> None:
 def test_what_does_not_go_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         trueup.adapt(convnet(), "tent", **wrong)
+
+
+@pytest.mark.parametrize("method", ["tsd", "t3a"])
+def test_low_memory_stores_features_in_half_precision(method: str, tmp_path: Path) -> None:
+    plain, low = (trueup.adapt(convnet(), method, memory=memory) for memory in ("usual", "low"))
+    for a, b in zip(play(plain, XS), play(low, XS), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.05)
+    for name, t in low.state.named_buffers():
+        assert t.dtype == (torch.float16 if name in ("features", "probs") else plain.state.get_buffer(name).dtype)
+    assert low.state.features.any()
+    low.save(tmp_path / "state")
+    later = trueup.adapt(convnet(), method, memory="low")
+    later.load(tmp_path / "state")
+    assert same(play(low, XS), play(later, XS))

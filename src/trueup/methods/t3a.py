@@ -40,7 +40,8 @@ class T3a(Method):
 
     def init(self, net: SplitModel) -> Bank:
         """A bank that starts with the classifier's weights."""
-        bank = Bank(net.classes, net.weight.shape[1], self.per_class, net.weight, unit=True)
+        half = net.engine.memory == "low"
+        bank = Bank(net.classes, net.weight.shape[1], self.per_class, net.weight, unit=True, half=half)
         remember(bank, net.weight.detach(), net.classify(net.weight).detach())
         return bank
 
@@ -51,10 +52,10 @@ class T3a(Method):
 
     def predict(self, net: SplitModel, out: Output, state: Bank) -> Tensor:
         """Similarity logits; a class with no entry gets 0."""
-        return out.features.to(state.features.dtype) @ F.normalize(state.prototypes(), p=2, dim=1).T
+        return out.features.to(state.scale.dtype) @ F.normalize(state.prototypes(), p=2, dim=1).T
 
 
 def remember(bank: Bank, features: Tensor, scores: Tensor) -> None:
     """Insert features under their predicted class."""
-    scores = scores.detach().to(bank.probs.dtype)
+    scores = scores.detach().to(bank.scale.dtype)
     bank.insert(features.detach(), F.softmax(scores, dim=1), scores.argmax(dim=1), entropy(scores))

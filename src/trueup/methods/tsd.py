@@ -63,8 +63,9 @@ class Tsd(GradientMethod):
     def init(self, net: SplitModel) -> Bank:
         """A bank that starts with the classifier's weights w_k, which also stand in for classes without entries."""
         weight, released = net.weight.detach().clone(), self.variant == "released"
-        bank = Bank(net.classes, weight.shape[1], self.per_class, weight, unit=released, order=1 if released else 2)
-        bank.register_buffer("start", weight.to(bank.features.dtype))
+        form = {"unit": released, "order": 1 if released else 2, "half": net.engine.memory == "low"}
+        bank = Bank(net.classes, weight.shape[1], self.per_class, weight, **form)
+        bank.register_buffer("start", weight.to(bank.scale.dtype))
         remember(bank, weight, net.classify(weight).detach())
         return bank
 
@@ -75,7 +76,7 @@ class Tsd(GradientMethod):
     def loss(self, net: SplitModel, out: Output, state: Bank) -> Tensor | None:
         """One of the two variants."""
         assert self.alignment is not None
-        z, p = out.features.to(state.features.dtype), out.scores.to(state.features.dtype)
+        z, p = out.features.to(state.scale.dtype), out.scores.to(state.scale.dtype)
         return self._paper(z, p, state, self.alignment) if self.variant == "paper" else self._released(z, p, state)
 
     def _paper(self, z: Tensor, p: Tensor, bank: Bank, alignment: float) -> Tensor | None:
