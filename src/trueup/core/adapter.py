@@ -22,6 +22,7 @@ from trueup.core.inputs import check_input, check_logits
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
 from trueup.core.method import GradientMethod, Method, flag, whole
+from trueup.core.moments import all_or_nothing
 from trueup.core.params import select
 from trueup.core.randomness import RandomStream
 from trueup.core.registry import suited
@@ -95,15 +96,25 @@ class Adapter(nn.Module):
             self._probe(x)
         if "prepare" in self.method.info.needs and not self._prepared:
             self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
-        answers = []
         with self._random.drawing(x.device):
-            while len(x):
-                n = self._hooks.rows(self.state, len(x))
-                if not 1 <= n <= len(x):
-                    raise ValueError(f"{self.method.info.name}.rows took {n} of {len(x)} waiting rows")
-                answers.append(self._take(x[:n]))
-                x = x[n:]
-        return answers[0] if len(answers) == 1 else torch.cat(answers)
+            n = self._rows(len(x))
+            if n == len(x):
+                return self._take(x)
+            answers = []
+            with all_or_nothing(self):
+                while len(x):
+                    answers.append(self._take(x[:n]))
+                    x = x[n:]
+                    n = self._rows(len(x)) if len(x) else 0
+        return torch.cat(answers)
+
+    def _rows(self, waiting: int) -> int:
+        """How many rows to take next; while nothing is learnt, as at the beginning: no update comes nearer."""
+        frozen = self._watch is not None and self._watch.frozen
+        n = self._hooks.rows(self._fresh[0] if frozen else self.state, waiting)
+        if not 1 <= n <= waiting:
+            raise ValueError(f"{self.method.info.name}.rows took {n} of {waiting} waiting rows")
+        return n
 
     def _take(self, x: Tensor) -> Tensor:
         method, net = self._hooks, self.net
@@ -116,7 +127,7 @@ class Adapter(nn.Module):
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
-        if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= LEAST:
+        if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
             with torch.enable_grad(), net.learning(), net.normalizing():
                 again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):

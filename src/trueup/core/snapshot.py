@@ -30,6 +30,7 @@ IDENTITY = {
     "parameters": "other parameters to update",
     "source": "another source model",
     "guard": "another guard, or none",
+    "pixels": "images that were normalised otherwise (mean, std)",
 }
 
 
@@ -77,7 +78,13 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state. A copy does so first: a file that is wrong somewhere changes nothing."""
-    header = {"multilabel": False, "guard": "", "task": "classification", **header}  # older files do not say
+    header = {
+        "multilabel": False,
+        "guard": "",
+        "task": "classification",
+        "pixels": "",
+        **header,
+    }  # older files do not say
     twin, keeper = copy.deepcopy(adapter), adapter._keeper
     try:
         _refuse_foreign(adapter, header, path)
@@ -156,6 +163,7 @@ def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
         "parameters": list(adapter.net.selected),
         "source": _source_digest(adapter)[:16],
         "guard": "" if adapter._watch is None else repr(adapter._watch.guard),
+        "pixels": "" if adapter.net.pixels is None else repr(adapter.net.pixels),
     }
 
 

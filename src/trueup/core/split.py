@@ -74,7 +74,7 @@ class SplitModel(nn.Module):
         self.pixels: Pixels | None = None  # how its images were normalised, if that is known
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
-        self._reading = False
+        self._reading = self._centred = False
 
     def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
         """Fix the head by its name in the model, the number of its outputs, and whether these are maps."""
@@ -131,7 +131,7 @@ class SplitModel(nn.Module):
             layer = self.model.get_submodule(self.head)
             handles.append(layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))))
         try:
-            with normalizing(self.model, self.norm, update=update, fewest=self.fewest):
+            with self._following(update=update):
                 logits = self._run(x)
                 if len(calls) > 1:
                     raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
@@ -157,7 +157,19 @@ class SplitModel(nn.Module):
 
     def normalizing(self) -> AbstractContextManager[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
-        return normalizing(self.model, self.norm, update=False, fewest=self.fewest)
+        return self._following(update=False)
+
+    def _following(self, *, update: bool) -> AbstractContextManager[None]:
+        return normalizing(self.model, self.norm, update=update, fewest=self.fewest, centred=self._centred)
+
+    @contextmanager
+    def centred(self) -> Iterator[None]:
+        """In here statistics of the policy "instance" stand around the batch's moments, as in training."""
+        before, self._centred = self._centred, True
+        try:
+            yield
+        finally:
+            self._centred = before
 
     @contextmanager
     def learning(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ class Memo(GradientMethod):
     views: int = 32
     """Views of each image; the paper has 32 for small images and 64 for large ones."""
 
+    many_views = True
     info = Info(
         name="memo",
         title="MEMO",
