@@ -9,13 +9,16 @@ Run: python benchmarks/waiting.py [--quick]
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torchvision
 from loading import make_files
 from measure import write
+from torch import Tensor
 
 import trueup
 from trueup.data.domains import FileDomain
@@ -23,11 +26,11 @@ from trueup.data.loading import Loader, Place
 from trueup.data.streams import batches
 
 
-def run(adapter: trueup.Adapter, stream: object) -> tuple[float, float]:
+def run(adapter: trueup.Adapter, stream: Iterable[tuple[Tensor, Any]]) -> tuple[float, float]:
     """Seconds of steps and of waiting, from the second batch on."""
     steps = waits = 0.0
     before = time.perf_counter()
-    for i, (x, _) in enumerate(stream):  # type: ignore[call-overload]
+    for i, (x, _) in enumerate(stream):
         here = time.perf_counter()
         adapter(x)
         after = time.perf_counter()

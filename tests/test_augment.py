@@ -1,13 +1,15 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trueup import augment
-from trueup.augment import Pixels, augmix_view, cotta_view, moco_view, weak_view
+from trueup.augment import Pixels, augmix_view, cotta_view, moco_view, pixels_of, weak_view
 
 View = Callable[..., Tensor]
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
@@ -102,6 +104,44 @@ def test_what_is_no_image_is_refused(view: View) -> None:
         view(torch.zeros(4, 7))
 
 
+@VIEWS
+@pytest.mark.parametrize(("given", "channels"), [(3, 1), (3, 4), (2, 3)])
+def test_channels_that_do_not_fit_are_refused(view: View, given: int, channels: int) -> None:
+    with pytest.raises(ValueError, match=f"of {given} channels, the images have {channels}: give one number"):
+        view(pictures(2, channels), Pixels((0.5,) * given, (0.2,) * given))
+    assert seen(view, pictures(2, channels), Pixels((0.5,), (0.2,))).shape == (2, channels, 12, 12)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), np.array(0.5), [0.5], np.array([0.5]),
+     torch.tensor([0.5]), [np.float32(0.5)], (torch.tensor(0.5),)],
+    ids=repr,
+)  # fmt: skip
+def test_numbers_of_any_kind(value: Any) -> None:
+    pixels = pixels_of(value, value)
+    assert pixels == Pixels((0.5,), (0.5,))
+    assert type(pixels.mean[0]) is float
+
+
+def test_one_number_for_each_channel() -> None:
+    assert pixels_of(None, None) is None
+    assert pixels_of((0, 1), torch.tensor([1, 2])) == Pixels((0.0, 1.0), (1.0, 2.0))
+
+
+@pytest.mark.parametrize("value", ["0.5", b"0", "abc", True, [0.5, "0.5"], [[0.5]], [None], torch.ones(2, 2)], ids=repr)
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    for name, given in (("mean", (value, 0.5)), ("std", (0.5, value))):
+        with pytest.raises(ValueError, match=rf"(?s){name}=.* must be a number or one for each channel, such as 0\.5"):
+            pixels_of(*given)
+
+
+@pytest.mark.parametrize("given", [(0.5, None), (None, 0.5), ((0.5, 0.5), 0.5), ((), ()), (0.5, 0.0), (math.nan, 1.0)])
+def test_mean_and_std_that_mean_nothing_are_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="mean"):
+        pixels_of(*given)
+
+
 @pytest.mark.parametrize("view", [cotta_view, moco_view, weak_view])
 def test_about_half_of_the_views_are_mirrored(view: View) -> None:
     ramp = torch.linspace(0, 1, 16).view(1, 1, 1, 16).expand(400, 1, 16, 16)
@@ -120,6 +160,131 @@ def test_strong_views_turn_by_fifteen_degrees_at_most() -> None:
     angles = torch.atan2(dy, dx) * 180 / math.pi
     assert 13 < float(angles.abs().max()) <= 15 + 1e-6
     assert bool((angles > 5).any() and (angles < -5).any())
+
+
+def planes(n: int, side: int) -> Tensor:
+    """Images whose two channels are each pixel's column and row, from the middle."""
+    along = torch.arange(side).double() - (side - 1) / 2
+    return torch.stack([along.expand(side, side), along.unsqueeze(1).expand(side, side)]).expand(n, 2, side, side)
+
+
+def mapped(view: Tensor) -> tuple[Tensor, Tensor]:
+    """Of views of planes: the maps (N, 2, 2) of places in them to places in the images, and where the middle goes."""
+    i = view.shape[2] // 2
+    middle = view[:, :, i - 1 : i + 1, i - 1 : i + 1]
+    across = (middle[..., 1] - middle[..., 0]).mean(dim=2)
+    down = (middle[..., 1, :] - middle[..., 0, :]).mean(dim=2)
+    return torch.stack([across, down], dim=2), middle.mean(dim=(2, 3))
+
+
+def plain(x: Tensor, *_: object) -> Tensor:
+    return x
+
+
+def reaches(values: Tensor, low: float, high: float) -> bool:
+    """Whether values come near to both ends and pass neither."""
+    near = 0.03 * (high - low)
+    ends = float(values.min()), float(values.max())
+    return low - 1e-9 <= ends[0] < low + near and high - near < ends[1] <= high + 1e-9
+
+
+def test_strong_views_are_scaled_and_moved_by_as_much_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By 0.9 to 1.1; moved by a sixteenth of an image padded to twice its size. Contrast would change slopes."""
+    monkeypatch.setattr(augment, "_jittered", plain)
+    matrix, middle = mapped(seen(cotta_view, planes(600, 40)))
+    assert reaches(1 / torch.linalg.det(matrix).abs().sqrt(), 0.9, 1.1)
+    for shift in middle.unbind(dim=1):
+        assert reaches(shift, -40 / 8, 40 / 8)
+
+
+def test_strong_views_are_blurred_by_half_a_pixel_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A spot that is not moved: its neighbour has exp(-1 / 2σ²) of its value."""
+    monkeypatch.setattr(augment, "_jittered", plain)
+    monkeypatch.setattr(augment, "_warp", plain)
+    x = torch.zeros(400, 1, 9, 9, dtype=torch.float64)
+    x[:, :, 4, 4] = 1.0
+    answer = seen(cotta_view, x)[:, 0, 4]
+    sigma = (-2 * (answer[:, 5] / answer[:, 4]).clamp(min=1e-300).log()).rsqrt()
+    assert 0.49 < float(sigma.max()) <= 0.5 + 1e-9
+    assert float(sigma.min()) < 0.05
+
+
+def test_strong_views_have_as_much_noise_as_published() -> None:
+    """On flat images nothing else differs from pixel to pixel."""
+    flat = torch.full((40, 1, 32, 32), 0.4, dtype=torch.float64)
+    answer = seen(cotta_view, flat, Pixels((0.0,), (1.0,)))
+    assert 0.0048 < float(answer.std(dim=(1, 2, 3)).square().mean().sqrt()) < 0.0052
+
+
+def test_colours_of_strong_views_change_by_as_much_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brightness by 0.4, contrast by 0.3, saturation by 0.5, hue by 0.06 of a circle, gamma by 0.3."""
+    x = torch.tensor([0.5, 0.3, 0.2]).double().view(1, 3, 1, 1) * torch.ones(800, 3, 2, 2, dtype=torch.float64)
+    x[..., 0] *= 1.2
+    got: dict[str, Tensor] = {}
+
+    def apart(x: Tensor, colours: list[tuple[View, float]], _: object) -> Tensor:
+        got.update({change.__name__: change(x, strength) for change, strength in colours})
+        return x
+
+    monkeypatch.setattr(augment, "_jittered", apart)
+    seen(cotta_view, x, Pixels((0.0,), (1.0,)))
+    luminance = (0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]).expand_as(x)
+    middle = x.mean(dim=(2, 3), keepdim=True)
+    for name, zero, by in (("_brightness", 0.0, 0.4), ("_contrast", middle, 0.3), ("_saturation", luminance, 0.5)):
+        assert reaches((got[name] - zero) / (x - zero), 1 - by, 1 + by), name
+    assert reaches(got["_gamma"].log() / x.log(), 0.7, 1.3)
+    a, b = (v - v.mean(dim=1, keepdim=True) for v in (x, got["_hue"]))
+    turned = torch.acos(((a * b).sum(dim=1) / a.norm(dim=1) / b.norm(dim=1)).clamp(-1, 1)) / (2 * math.pi)
+    assert 0.058 < float(turned.max()) <= 0.06 + 1e-6
+    assert len(got) == 5
+
+
+def test_chains_have_one_to_three_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each length in a third of the chains, three chains for each image, and every change as often as any other."""
+    steps: list[Tensor] = []
+
+    def note(x: Tensor, change: Tensor, tones: object) -> Tensor:
+        steps.append(change.clone())
+        return x
+
+    monkeypatch.setattr(augment, "_changed", note)
+    seen(augmix_view, pictures(400), PIXELS)
+    changes = torch.stack(steps)
+    assert changes.shape == (3, 1200)
+    lengths = (changes >= 0).sum(dim=0)
+    for length in (1, 2, 3):
+        assert 0.29 < float((lengths == length).double().mean()) < 0.38
+    assert bool((changes[0] >= 0).all())
+    counts = changes[changes >= 0].bincount(minlength=9)
+    assert len(counts) == 9
+    assert float((counts / counts.sum() - 1 / 9).abs().max()) < 0.025
+
+
+LIMITS = [("turned", 9 * math.pi / 180), ("sheared", 0.09), ("sheared down", 0.09), ("moved", 4.0), ("moved down", 4.0)]
+
+
+@pytest.mark.parametrize("change", range(5), ids=[name for name, _ in LIMITS])
+def test_how_far_one_change_of_a_chain_goes(change: int) -> None:
+    """By up to 9 degrees, by slopes up to 0.09, by a tenth of 40 pixels: AugMix at its severity of 3."""
+    most = LIMITS[change][1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        answer = augment._changed(planes(600, 40), torch.full((600,), change), ())
+    matrix, middle = mapped(answer)
+    still = torch.eye(2, dtype=torch.float64).expand(600, 2, 2).clone()
+    if change == 0:
+        angle = torch.atan2(matrix[:, 1, 0], matrix[:, 0, 0])
+        assert reaches(angle, -most, most)
+        still = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).reshape(-1, 2, 2)
+    elif change < 3:
+        row, column = change - 1, 2 - change
+        assert reaches(matrix[:, row, column], -most, most)
+        still[:, row, column] = matrix[:, row, column]
+    else:
+        assert reaches(middle[:, change - 3], -most, most)
+        middle = middle[:, 4 - change]  # the other way it stays
+    torch.testing.assert_close(matrix, still)
+    assert float(middle.abs().max()) < 1e-9
 
 
 def moved(x: Tensor, right: int, down: int) -> Tensor:

@@ -346,6 +346,15 @@ def test_giants_leave_no_trace_either_way(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(far.sums[k], members.sum(dim=0))
 
 
+def test_a_class_that_none_leaves_is_not_summed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries cancel out, so that any of them is long beside the sum; it has room, so that its table has gaps."""
+    z, labels = torch.tensor([[2.0], [-2.0], [3.0]]), torch.tensor([0, 0, 1])
+    near, far = pair(monkeypatch, [(z, torch.ones(3, 2), labels, torch.ones(3))], 2, 1, 5, torch.zeros(0))
+    for bank in (near, far):
+        assert bank.sums.tolist() == [[0.0], [3.0]]
+        assert bank.peak.tolist() == [2.0, 3.0]
+
+
 @pytest.mark.usefixtures("far")
 @pytest.mark.parametrize("batches", [0, 4])
 def test_a_batch_of_which_nobody_stays_changes_nothing(batches: int) -> None:

@@ -7,8 +7,9 @@ A view changes each image of a batch in its own way. Where it is known how image
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +33,16 @@ class Pixels:
         mean, std = self._columns(x)
         return (x.clamp(0, 1) - mean) / std
 
+    def suits(self, x: Tensor) -> None:
+        """Refuse images with another number of channels."""
+        if len(self.mean) not in (1, x.shape[1]):
+            raise ValueError(
+                f"mean and std are of {len(self.mean)} channels, the images have {x.shape[1]}: "
+                "give one number, or one for each channel"
+            )
+
     def _columns(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.shape[1] not in (len(self.mean), 1) and len(self.mean) > 1:
-            raise ValueError(f"mean and std are of {len(self.mean)} channels, the images of {x.shape[1]}")
+        self.suits(x)
         mean, std = (torch.tensor(values, dtype=x.dtype, device=x.device) for values in (self.mean, self.std))
         return mean.reshape(1, -1, 1, 1), std.reshape(1, -1, 1, 1)
 
@@ -45,12 +53,26 @@ def pixels_of(mean: float | Sequence[float] | None, std: float | Sequence[float]
         return None
     if mean is None or std is None:
         raise ValueError("mean and std go together: give both, or neither")
-    both = tuple((float(v),) if isinstance(v, int | float) else tuple(float(part) for part in v) for v in (mean, std))
+    both = _numbers("mean", mean), _numbers("std", std)
     if len(both[0]) != len(both[1]) or not both[0]:
         raise ValueError(f"mean={mean!r} and std={std!r} must have a number for each channel, as many in both")
     if not all(abs(value) < 1e6 for value in both[0]) or not all(0 < value < 1e6 for value in both[1]):
         raise ValueError(f"mean={mean!r} must be numbers and std={std!r} numbers above 0")
     return Pixels(*both)
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    """One number or several, also numpy's and torch's, as Python's own."""
+    plain = _plain(value)
+    several = isinstance(plain, Iterable) and not isinstance(plain, str | bytes)
+    parts = [_plain(part) for part in (plain if several else [plain])]
+    if not all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts):
+        raise ValueError(f"{name}={value!r} must be a number or one for each channel, such as 0.5 or (0.5, 0.4, 0.3)")
+    return tuple(float(part) for part in parts)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 @torch.no_grad()
@@ -141,10 +163,12 @@ def _changed(x: Tensor, change: Tensor, tones: Sequence[Callable[[Tensor], Tenso
     return x
 
 
-def check_images(x: Tensor) -> None:
+def check_images(x: Tensor, pixels: Pixels | None = None) -> None:
     """Refuse what no view can be made of."""
     if x.ndim != 4:
         raise ValueError(f"a view is made of images (N, C, H, W), not of {tuple(x.shape)}: use a method without views")
+    if pixels is not None:
+        pixels.suits(x)
 
 
 def _begin(x: Tensor, pixels: Pixels | None) -> Tensor:
@@ -195,6 +219,7 @@ def _brightness(x: Tensor, strength: float) -> Tensor:
 
 def _contrast(x: Tensor, strength: float) -> Tensor:
     """About each channel's mean, so that it does not matter how the channels were normalised."""
+    # Differs: published code has contrast about the mean luminance of the image, one value for all channels.
     middle = x.mean(dim=(2, 3), keepdim=True)
     return middle + (x - middle) * (1 + _uniform(x, 0.3 * strength))
 
@@ -206,6 +231,7 @@ def _saturation(x: Tensor, strength: float) -> Tensor:
 
 def _hue(x: Tensor, strength: float) -> Tensor:
     """Colours turned about the grey axis, by up to 0.06 of a circle."""
+    # Differs: published code changes the hue of HSV, which keeps a colour's largest and smallest channel.
     if x.shape[1] != 3:
         return x
     angle = _uniform(x, 2 * math.pi * 0.06 * strength).flatten()

@@ -54,6 +54,17 @@ def test_repr_before_and_after_the_first_batch() -> None:
     assert repr(adapter).startswith("Tent(lr=0.001, params='norm', steps=1, norm='batch', episodic=False)")
 
 
+@pytest.mark.parametrize(
+    ("method", "hyper", "values"),
+    [("sar", {}, 32), ("deyo", {}, 32), ("sar", {"spared": 0.0}, 80), ("tast", {}, 0), ("source", {}, 0)],
+    ids=str,
+)
+def test_repr_counts_the_models_values_that_really_move(method: str, hyper: dict[str, float], values: int) -> None:
+    """Layers of 16 and 24 channels have a weight and a bias for each; of the two SAR and DeYO spare the last."""
+    adapter = trueup.adapt(convnet(), method, example=X, **hyper)
+    assert f"updates {values} of 4.1k values" in repr(adapter)
+
+
 def test_unwrap_is_a_plain_copy() -> None:
     adapter = trueup.adapt(convnet(), "tent", lr=0.1, norm="source")
     adapter(X)

@@ -1,5 +1,6 @@
 """Policies of normalisation with a number of their own, against layers written out by hand."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -79,13 +80,16 @@ def test_an_image_far_from_the_estimates_keeps_its_own_moments(reach: float) -> 
     assert torch.allclose(adapter.net(X, update=False).logits, torch.cat(rows), atol=1e-10)
 
 
-def test_instances_that_are_learnt_from_stand_around_the_batchs_moments() -> None:
+@pytest.mark.parametrize("centred", [False, True])
+def test_estimates_move_to_the_batchs_moments_which_training_stands_around(centred: bool) -> None:
     model = layer()
     source: Any = model[0]
     before = source.running_mean.clone(), source.running_var.clone()
-    adapter = trueup.adapt(model, "source", norm="instance:1e6")  # so far out that nothing is corrected
+    adapter = trueup.adapt(model, "source", norm="instance:1e6", example=X)  # so far out that nothing is corrected
     mean, variance = X.transpose(0, 1).flatten(1).mean(dim=1), X.transpose(0, 1).flatten(1).var(dim=1, correction=1)
-    assert torch.allclose(adapter(X), by_hand(model, X, mean, variance), atol=1e-10)
+    middle = (mean, variance) if centred else before
+    with adapter.net.centred() if centred else nullcontext():
+        assert torch.allclose(adapter(X), by_hand(model, X, *middle), atol=1e-10)
     kept: Any = adapter.unwrap()[0]  # type: ignore[index]
     assert torch.allclose(kept.running_mean, before[0].lerp(mean, RATE))
     assert torch.allclose(kept.running_var, before[1].lerp(variance, RATE))
@@ -119,3 +123,10 @@ def test_a_policy_that_is_none_is_refused(norm: Any) -> None:
 def test_numbers_that_policies_have() -> None:
     assert {name: policy_of(name) for name in NUMBERS} == {name: (name, value) for name, value in NUMBERS.items()}
     assert policy_of("mix:0.25") == ("mix", 0.25)
+
+
+def test_single_images_keep_the_sources_middle() -> None:
+    """One image's own moments are no middle: with a wide reach the answers are the source's."""
+    x = images(12, seed=3)[0]
+    plain, instance = trueup.adapt(convnet(), "source"), trueup.adapt(convnet(), "source", norm="instance:1e6")
+    assert torch.allclose(plain(x[:1]), instance(x[:1]), atol=1e-5)

@@ -60,6 +60,18 @@ def test_a_step_by_hand() -> None:
         assert torch.allclose(adapter.net.model.get_parameter(name), expected, atol=1e-9), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_images_of_low_precision_under_autocast(dtype: torch.dtype) -> None:
+    """The second pass is exact, and sees the images in the precision of the weights."""
+    adapter = Adapter(convnet(), Sharp(params="all", norm="source"))
+    seen: list[torch.dtype] = []
+    adapter.net.model.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert adapter(X.to(dtype)).isfinite().all()
+    assert adapter.updates == 1
+    assert seen[-2:] == [dtype, torch.float32]
+
+
 def test_parameters_come_back_also_when_the_second_pass_fails() -> None:
     p = nn.Parameter(torch.tensor([3.0, 4.0]))
 

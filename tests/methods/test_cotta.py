@@ -138,6 +138,55 @@ def test_batch_statistics_in_all_three_and_none_are_kept() -> None:
             assert torch.equal(net.model.get_buffer(name), buffer)
 
 
+@pytest.mark.parametrize("norm", ["ema:0.5", "instance", "robust"])
+def test_the_teachers_estimates_move_as_the_sources_would(norm: str) -> None:
+    """Nothing is learnt and there are no views, so answers are those of the source under the same statistics."""
+    ours = trueup.adapt(convnet(), "cotta", norm=norm, lr=0.0, restore=0.0, confidence=0.0)
+    theirs, fixed = (trueup.adapt(convnet(), "source", norm=how) for how in (norm, "source"))
+    for i, n in enumerate((24, 5, 24, 24)):
+        x = images(n, seed=i, shift=1.0)[0]
+        answer = ours(x)
+        torch.testing.assert_close(answer, theirs(x))
+        away = float((answer - fixed(x)).abs().max())
+    assert away > 1e-3
+
+
+@pytest.mark.parametrize("norm", ["ema:0.5", "instance", "robust"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_estimates_move_once_and_never_to_views(norm: str, steps: int) -> None:
+    model = convnet()
+    hyper = {"views": 2, "lr": 0.0, "restore": 0.0, "confidence": 1.0}
+    adapter = trueup.adapt(model, "cotta", norm=norm, steps=steps, **hyper)
+    for i in range(2):
+        adapter(images(24, seed=i, shift=1.0)[0])
+    student, teacher, anchor = (dict(n.model.named_buffers()) for n in (adapter.net, *adapter.state.children()))
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(teacher[name], student[name])
+        assert torch.equal(anchor[name], buffer)
+    assert not torch.equal(teacher["bn0.running_mean"], model.get_buffer("bn0.running_mean"))
+
+
+@pytest.mark.parametrize("norm", ["ema", "robust"])
+def test_the_teacher_only_reads_where_the_student_does(norm: str) -> None:
+    x = images(24, seed=0, shift=1.0)[0]
+    adapter = trueup.adapt(convnet(), "cotta", norm=norm, confidence=0.0, example=x)
+    before = [b.clone() for b in adapter.state.buffers()]
+    with adapter.net.reading():
+        adapter.method.forward(adapter.net, x, adapter.state)
+    assert all(torch.equal(a, b) for a, b in zip(before, adapter.state.buffers(), strict=True))
+    adapter(x)
+    assert not all(torch.equal(a, b) for a, b in zip(before, adapter.state.buffers(), strict=True))
+
+
+def test_channels_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    x = images(8, seed=0)[0]
+    adapter = trueup.adapt(convnet(), "cotta", norm="ema", mean=(0.5, 0.5), std=(0.2, 0.2), example=x)
+    before = [b.clone() for b in adapter.state.buffers()]
+    with pytest.raises(ValueError, match="of 2 channels, the images have 3"):
+        adapter(x)
+    assert all(torch.equal(a, b) for a, b in zip(before, adapter.state.buffers(), strict=True))
+
+
 def test_views_stay_in_range_where_it_is_known() -> None:
     seen: list[Tensor] = []
     x = pictures(4).clamp(-2, 2)

@@ -107,6 +107,31 @@ def test_one_seventeenth_of_the_batchs_statistics() -> None:
     torch.testing.assert_close(left, by_hand.detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("norm", ["ema:0.5", "instance", "robust"])
+def test_the_answer_moves_no_statistics(norm: str) -> None:
+    model, x = convnet(), images(2, seed=1, shift=1.0)[0]
+    adapter = trueup.adapt(model, "memo", norm=norm, views=2, lr=0.0, example=x)
+    out = adapter.method.forward(adapter.net, x[:1], adapter.state)
+    with torch.no_grad():
+        answer = adapter.method.predict(adapter.net, out, adapter.state)
+        adapter.net.settle()
+    for name, buffer in model.named_buffers():
+        assert torch.equal(adapter.net.model.get_buffer(name), buffer)
+    if norm != "instance":
+        torch.testing.assert_close(answer, model(x[:1]).detach())  # with the source's, as they stood
+
+
+def test_every_image_has_views_drawn_alike() -> None:
+    """So an answer depends on its image alone, wherever that comes in a stream."""
+    adapter, x = trueup.adapt(convnet(), "memo", views=4), images(3, seed=1, shift=1.0)[0]
+    seen: list[Tensor] = []
+    adapter(x[:1])
+    adapter.net.model.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    adapter(x[[1, 2, 1]])
+    assert torch.equal(seen[0], seen[4])
+    assert not torch.equal(seen[0], seen[2])
+
+
 def test_views_stay_in_range_where_it_is_known() -> None:
     seen: list[Tensor] = []
     model = flat_model()

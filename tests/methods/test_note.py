@@ -164,6 +164,18 @@ def test_further_steps_learn_from_the_memory_again() -> None:
         assert torch.equal(adapter.net.model.get_buffer(name), buffer)
 
 
+def test_further_steps_normalise_as_the_first() -> None:
+    """With lr=0 the memory looks the same each time: the batch's moments are the middle, and nothing moves again."""
+    seen: list[Tensor] = []
+    adapter = trueup.adapt(convnet(), "note", every=8, capacity=8, steps=3, lr=0.0, example=images(2, seed=0)[0])
+    adapter.net.model.head.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    adapter(images(8, seed=0, shift=1.0)[0])
+    assert len(seen) == 6  # each step sees the batch and then the memory, which holds the same images
+    assert torch.equal(seen[1], seen[3])
+    assert torch.equal(seen[1], seen[5])
+    assert not torch.allclose(seen[0], seen[1], atol=1e-3)
+
+
 def test_other_statistics_move_as_they_do_everywhere() -> None:
     x = images(8, seed=0, shift=1.0)[0]
     ours, theirs = (trueup.adapt(convnet(), name, norm="ema") for name in ("note", "bn"))

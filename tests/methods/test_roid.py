@@ -139,6 +139,20 @@ def test_the_source_is_no_alias_and_keep_zero_stays_there() -> None:
         assert not torch.equal(value, moving.net.selected[name])
 
 
+def test_a_model_that_is_moved_to_low_precision_still_goes_back() -> None:
+    """What it goes back to stays as it was, in float32."""
+    model, x = convnet(), images(16, seed=0, shift=1.0)[0]
+    adapter = trueup.adapt(model, "roid", keep=0.0, lr=0.1, example=x)
+    adapter(x)
+    adapter.to(torch.bfloat16)
+    assert adapter(x.bfloat16()).isfinite().all()
+    assert adapter.updates == 2
+    for name, p in adapter.net.selected.items():
+        assert p.dtype == torch.bfloat16
+        assert torch.equal(p, model.get_parameter(name).bfloat16())
+    assert all(b.dtype == torch.float32 for b in adapter.state.source.buffers())
+
+
 def test_several_labels_go_back_once() -> None:
     x, model = images(16, seed=0, shift=1.0)[0].double(), convnet().double()
     free, held = (trueup.adapt(model, "roid", keep=keep, lr=0.05, multilabel=True) for keep in (1.0, 0.9))

@@ -98,6 +98,33 @@ def test_a_fresh_start_when_the_mean_loss_is_too_low() -> None:
     assert trueup.get_method("sar")().recovery * math.log(1000) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_does_not_enter_the_mean(bad: float) -> None:
+    adapter = trueup.adapt(identity_head(), "sar", margin=0.95, params="all", recovery=0.0)
+    adapter(X)
+    before = adapter.state.mean.clone()
+    out = adapter.net(X)
+    out.memo["loss"] = torch.tensor(bad, dtype=torch.float64)
+    with torch.no_grad():
+        assert adapter.method.after(adapter.net, out, adapter.state) is None
+    assert torch.equal(adapter.state.mean, before)
+    assert float(before) > 0
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_fresh_start_is_told_once(steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    adapter = trueup.adapt(identity_head(), "sar", margin=0.95, params="all", recovery=0.9, steps=steps)
+    with caplog.at_level("INFO", logger="trueup"):
+        adapter(X)
+        adapter(X[2:])  # nothing is reliable, nothing happens
+    loss = float(by_hand(torch.eye(2, dtype=torch.float64), X, 0.95 * math.log(2))[1])
+    expected = f"sar: the mean loss fell to {loss:.3g}, below {0.9 * math.log(2):.3g}; it starts afresh"
+    assert [r.getMessage() for r in caplog.records] == [expected]
+    with caplog.at_level("INFO", logger="trueup"):
+        adapter(X)
+    assert len(caplog.records) == 2  # another time
+
+
 def moving(model: nn.Module, x: Tensor, **hyper: object) -> set[str]:
     adapter = trueup.adapt(model, "sar", example=x, **hyper)
     mine = {id(p) for group in adapter._optimizer.param_groups for p in group["params"]}

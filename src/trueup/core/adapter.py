@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,9 @@ from trueup.core.inputs import check_input, check_logits
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
 from trueup.core.method import GradientMethod, Method, flag, whole
+from trueup.core.moments import all_or_nothing
 from trueup.core.params import select
+from trueup.core.preparing import prepare
 from trueup.core.randomness import RandomStream
 from trueup.core.registry import suited
 from trueup.core.robust import LEAST
@@ -100,15 +102,25 @@ class Adapter(nn.Module):
             self._probe(x)
         if "prepare" in self.method.info.needs and not self._prepared:
             self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
-        answers = []
         with self._random.drawing(x.device):
-            while len(x):
-                n = self._hooks.rows(self.state, len(x))
-                if not 1 <= n <= len(x):
-                    raise ValueError(f"{self.method.info.name}.rows took {n} of {len(x)} waiting rows")
-                answers.append(self._take(x[:n]))
-                x = x[n:]
-        return answers[0] if len(answers) == 1 else torch.cat(answers)
+            n = self._rows(len(x))
+            if n == len(x):
+                return self._take(x)
+            answers = []
+            with all_or_nothing(self):
+                while len(x):
+                    answers.append(self._take(x[:n]))
+                    x = x[n:]
+                    n = self._rows(len(x)) if len(x) else 0
+        return torch.cat(answers)
+
+    def _rows(self, waiting: int) -> int:
+        """How many rows to take next; while nothing is learnt, as at the beginning: no update comes nearer."""
+        frozen = self._watch is not None and self._watch.frozen
+        n = self._hooks.rows(self._fresh[0] if frozen else self.state, waiting)
+        if not 1 <= n <= waiting:
+            raise ValueError(f"{self.method.info.name}.rows took {n} of {waiting} waiting rows")
+        return n
 
     def _take(self, x: Tensor) -> Tensor:
         method, net = self._hooks, self.net
@@ -121,7 +133,7 @@ class Adapter(nn.Module):
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
-        if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= LEAST:
+        if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
             with torch.enable_grad(), net.learning(), net.normalizing(len(fit)):
                 again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -234,22 +246,7 @@ class Adapter(nn.Module):
 
     def prepare(self, loader: Iterable[Any]) -> None:
         """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
-        if self.batches:
-            raise ValueError("prepare an adapter before its first batch, or after reset()")
-        batches = (item[0] if isinstance(item, tuple | list) else item for item in loader)
-        with torch.inference_mode(False):
-            checked: Iterator[Tensor] = map(self._checked, batches)
-            first = next(checked, None)
-            if first is None:
-                raise ValueError("the loader is empty")
-            if not self._built:
-                self._probe(first)
-            fresh = self._init()
-            policy = self.net.normalizing(len(first))
-            with self._random.drawing(first.device), torch.enable_grad(), self.net.reading(), policy:
-                self._hooks.prepare(self.net, (x for part in ([first], checked) for x in part), fresh)
-            self._fresh, self._prepared = (fresh,), True
-            self.reset()
+        prepare(self, loader)
 
     def reset(self) -> None:
         """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""

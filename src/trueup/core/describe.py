@@ -16,7 +16,9 @@ def describe(adapter: Adapter) -> str:
     if not adapter._built:
         return f"{method}, waiting for its first batch{guard}"
     total = sum(p.numel() for p in adapter.net.model.parameters())
-    count = sum(p.numel() for p in adapter.net.selected.values())
+    groups = adapter._optimizer.param_groups if adapter._optimizer is not None else []
+    moving = {id(p) for group in groups for p in group["params"]}  # a method may spare some that are selected
+    count = sum(p.numel() for p in adapter.net.selected.values() if id(p) in moving)
     head = f"head {adapter.net.head!r}" if adapter.net.head is not None else "no head"
     labels = f", {adapter.net.channels} labels" if adapter.multilabel else ""
     return f"{method}, updates {_short(count)} of {_short(total)} values, {head}{labels}{guard}"

@@ -13,11 +13,11 @@ RATE = 0.01  # how far a batch that is learnt from moves the estimates
 
 
 @contextmanager
-def correcting(model: nn.Module, reach: float, *, update: bool) -> Iterator[None]:
+def correcting(model: nn.Module, reach: float, *, update: bool, centred: bool = False) -> Iterator[None]:
     """Let BatchNorm layers with running statistics correct them for each image; see `corrected`.
 
-    With `update` the middle is the batch's moments, as in training, and the estimates move to them once the whole
-    forward went well; else the middle is the estimates.
+    The middle is the estimates; `centred`, it is the batch's moments, as in training. With `update` the estimates move
+    to these once the whole forward went well. Not for models that work out activations again in backward.
     """
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     seen: dict[_BatchNorm, tuple[Tensor, Tensor]] = {}
@@ -28,9 +28,12 @@ def correcting(model: nn.Module, reach: float, *, update: bool) -> Iterator[None
         assert layer.running_var is not None
         x = args[0].to(torch.promote_types(args[0].dtype, torch.float32))
         mean, variance = layer.running_mean.to(x), layer.running_var.to(x)
-        if update and x.numel() > x.shape[1]:
-            variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=1)
-            seen[layer] = (mean.detach(), variance.detach())
+        if (update or centred) and x.numel() > x.shape[1]:
+            own = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=1)
+            if update:
+                seen[layer] = (own[1].detach(), own[0].detach())
+            if centred:
+                variance, mean = own
         mean, variance = corrected(x, mean, variance, layer.eps, reach)
         y = (x - mean) * torch.rsqrt(variance + layer.eps)
         shape = (1, -1, *[1] * (x.ndim - 2))

@@ -61,6 +61,8 @@ class Method:
     info: ClassVar[Info]
     radius: ClassVar[float] = 0.0
     """Of a sharpness-aware step: the loss is worked out again so far up its gradient, and that gradient is used."""
+    many_views: ClassVar[bool] = False
+    """Whether it makes a batch of each image, so that one is enough to learn from."""
     features_only: ClassVar[bool] = False
     """Whether it looks at features and scores alone, so that several methods can share one pass of the backbone."""
 

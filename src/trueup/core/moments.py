@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,22 @@ def remember(adapter: Adapter) -> Moment:
     policy = {name: t.clone() for name, t in adapter.net.policy.state_dict().items()}
     optimizer = {} if adapter._optimizer is None else copy.deepcopy(adapter._optimizer.state_dict())
     return Moment(net, copy.deepcopy(adapter.state), policy, optimizer)
+
+
+@contextmanager
+def all_or_nothing(adapter: Adapter) -> Iterator[None]:
+    """What fails in here has not happened, to the bit: for a batch that is taken in several parts."""
+    moment, updates, random, watch = remember(adapter), adapter.updates, adapter._random.states, adapter._watch
+    marks = copy.deepcopy((watch.marks, watch.memory)) if watch is not None else None
+    kept = list(watch.kept) if watch is not None else []
+    try:
+        yield
+    except BaseException:
+        back_to(adapter, moment)
+        adapter.updates, adapter._random.states = updates, random
+        if watch is not None and marks is not None:
+            (watch.marks, watch.memory), watch.kept = marks, kept
+        raise
 
 
 @torch.no_grad()

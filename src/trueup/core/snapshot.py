@@ -31,6 +31,7 @@ IDENTITY = {
     "parameters": "other parameters to update",
     "source": "another source model",
     "guard": "another guard, or none",
+    "pixels": "images that were normalised otherwise (mean, std)",
 }
 USUAL = {"precision": "float32", "channels_last": False}  # what may be measured, as it is if nothing is
 
@@ -81,7 +82,8 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state. A copy does so first: a file that is wrong somewhere changes nothing."""
     # Older files do not say all of it.
-    header = {"multilabel": False, "guard": "", "task": "classification", "engine": USUAL, **header}
+    usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL}
+    header = {**usual, **header}
     twin, keeper = copy.deepcopy(adapter), adapter._keeper
     try:
         _refuse_foreign(adapter, header, path)
@@ -162,6 +164,7 @@ def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
         "parameters": list(adapter.net.selected),
         "source": _source_digest(adapter)[:16],
         "guard": "" if adapter._watch is None else repr(adapter._watch.guard),
+        "pixels": "" if adapter.net.pixels is None else repr(adapter.net.pixels),
     }
 
 

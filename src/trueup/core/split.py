@@ -75,7 +75,7 @@ class SplitModel(nn.Module):
         self._graph: Graph | None = None
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
-        self._reading = False
+        self._reading = self._centred = False
 
     def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
         """Fix the head by its name in the model, the number of its outputs, and whether these are maps."""
@@ -172,11 +172,20 @@ class SplitModel(nn.Module):
     def _statistics(self, rows: int, *, update: bool) -> AbstractContextManager[None]:
         if self._compiles(rows):
             return batch_statistics(self.model) if self.norm == "batch" else nullcontext()
-        return normalizing(self.model, self.norm, update=update, fewest=self.fewest)
+        return normalizing(self.model, self.norm, update=update, fewest=self.fewest, centred=self._centred)
 
     def normalizing(self, rows: int) -> AbstractContextManager[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
         return nullcontext() if self._compiles(rows) else self._statistics(rows, update=False)
+
+    @contextmanager
+    def centred(self) -> Iterator[None]:
+        """In here statistics of the policy "instance" stand around the batch's moments, as in training."""
+        before, self._centred = self._centred, True
+        try:
+            yield
+        finally:
+            self._centred = before
 
     @contextmanager
     def learning(self) -> Iterator[None]:

@@ -46,7 +46,6 @@ POLICIES: dict[str, Rule | None] = {
 }
 NUMBERS = {"ema": 0.1, "mix": 0.1, "prior": 16.0, "instance": 4.0}
 """How far estimates move; the batch's part; images that the source's count for; deviations that stay uncorrected."""
-KEEPING = ("ema", "instance", "robust")  # policies that remember
 
 
 def policy_of(norm: str) -> tuple[str, float]:
@@ -67,15 +66,18 @@ def policy_of(norm: str) -> tuple[str, float]:
 
 
 @contextmanager
-def normalizing(model: nn.Module, policy: str, *, update: bool, fewest: int = 2) -> Iterator[None]:
+def normalizing(
+    model: nn.Module, policy: str, *, update: bool, fewest: int = 2, centred: bool = False
+) -> Iterator[None]:
     """Let the BatchNorm layers of a model in eval mode follow a policy.
 
     With `update` the estimates of a policy that keeps some move to the batch first; else they are used as they stand. A
     layer that sees fewer than `fewest` values per channel keeps its own statistics: one value has no variance.
+    `centred` is for "instance": an image's own moments are seen beside the batch's, as in training.
     """
     name, number = policy_of(policy)
     if name == "instance":
-        with correcting(model, number, update=update):
+        with correcting(model, number, update=update, centred=centred):
             yield
     elif name in ("source", "robust") or (name == "ema" and not update):
         yield

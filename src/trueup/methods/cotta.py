@@ -1,5 +1,6 @@
 """CoTTA: a student follows the mean of a slow teacher's answers to many views; a few weights go back at random."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from trueup.augment import check_images, cotta_view
 from trueup.core.method import GradientMethod, Info, in_range, whole
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
+from trueup.core.statistics import policy_of
 from trueup.losses import soft_cross_entropy
 
 
@@ -58,14 +60,28 @@ class Cotta(GradientMethod):
         return state
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
-        """The student's pass, with the teacher's target in `memo`."""
-        check_images(x)
-        with torch.no_grad():
+        """The student's pass, with the teacher's target in `memo`; estimates of both move to the images themselves."""
+        check_images(x, net.pixels)
+        with torch.no_grad(), state.teacher.reading() if net._reading else nullcontext():
             sure = F.softmax(state.anchor(x).logits, dim=1).amax(dim=1).mean()
-            target = self._averaged(state.teacher, x) if float(sure) < self.confidence else state.teacher(x).logits
+            target = self._target(state.teacher, x, unsure=float(sure) < self.confidence)
         out = net(x, update=True)
         out.memo["target"] = target
         return out
+
+    def _target(self, teacher: SplitModel, x: Tensor, *, unsure: bool) -> Tensor:
+        """The teacher's answer, from views where the source is unsure; its estimates move once."""
+        if self._remembers or not unsure:
+            target = teacher(x, update=True).logits
+        if unsure:
+            target = self._averaged(teacher, x)
+        teacher.settle()
+        return target
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether the policy of normalisation keeps estimates, which views must not move."""
+        return policy_of(self.norm)[0] in ("ema", "instance", "robust")
 
     def _averaged(self, teacher: SplitModel, x: Tensor) -> Tensor:
         """The mean logits of the views; each forward has whole views of the batch."""

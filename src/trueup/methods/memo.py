@@ -24,6 +24,7 @@ class Memo(GradientMethod):
     views: int = 32
     """Views of each image; the paper has 32 for small images and 64 for large ones."""
 
+    many_views = True
     info = Info(
         name="memo",
         title="MEMO",
@@ -44,6 +45,7 @@ class Memo(GradientMethod):
 
     def forward(self, net: SplitModel, x: Tensor, state: nn.Module) -> Output:
         """The views, in one batch. Nothing of the statistics is kept: the next image starts at the source."""
+        # Differs: the random stream starts afresh, too, so that the views of all images are drawn alike.
         # Differs: the released code crops and mirrors images before AugMix, and mixes milder changes.
         out = net(augmix_view(x.repeat_interleave(self.views, dim=0), net.pixels))
         out.memo["image"] = x.to(next(net.parameters(), x).dtype)

@@ -62,14 +62,17 @@ class Note(GradientMethod):
         """Offer the images to the memory; when an update is due, statistics move to the memory's."""
         state.add(out.x, out.logits.argmax(dim=1))
         if state.wait(len(out.x), self.every):
-            with torch.enable_grad():
+            with torch.enable_grad(), net.centred():
                 out.memo["logits"] = net(_images(net, state), update=self._remembers).logits
 
     def loss(self, net: SplitModel, out: Output, state: Balanced) -> Tensor | None:
         """Entropy of the memory's images, also averaged over classes; None between updates."""
         if int(state.waiting) < self.every:
             return None
-        s = F.softmax(out.memo["logits"] if "logits" in out.memo else net(_images(net, state)).logits, dim=1)
+        if "logits" not in out.memo:  # a further step
+            with net.centred():
+                out.memo["logits"] = net(_images(net, state)).logits
+        s = F.softmax(out.memo["logits"], dim=1)
         return -(s * (s + 1e-6).log()).mean()
 
     @property

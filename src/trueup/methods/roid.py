@@ -83,7 +83,8 @@ class Roid(GradientMethod):
     def after(self, net: SplitModel, out: Output, state: Any) -> None:
         """m moves a tenth of the way to the batch's mean prediction, the weights a hundredth to the source's."""
         state.mean.lerp_(F.softmax(out.logits, dim=1).mean(dim=0).to(state.mean), 0.1)
-        for p, source in zip(net.selected.values(), state.source.buffers(), strict=False):
+        for p, kept in zip(net.selected.values(), state.source.buffers(), strict=False):
+            source = kept.to(p)  # the model may have been moved to lower precision
             p.lerp_(source, 1 - self.keep)
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:

@@ -1,5 +1,6 @@
 """SAR: entropy minimisation on reliable samples, towards flat minima, with a way back from collapse."""
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -12,6 +13,8 @@ from trueup.core.params import Params
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
+
+log = logging.getLogger("trueup")
 
 
 @register
@@ -80,8 +83,13 @@ class Sar(GradientMethod):
         if loss is None or not bool(loss.isfinite()):
             return None
         # Differs: published code takes the old mean over to the fresh start, and may so start afresh at once.
+        old, bound = float(state.mean), self.recovery * math.log(out.logits.shape[1])
         state.mean.copy_(torch.where(state.mean < 0, loss, 0.9 * state.mean + 0.1 * loss))
-        return "reset" if float(state.mean) < self.recovery * math.log(out.logits.shape[1]) else None
+        if float(state.mean) >= bound:
+            return None
+        if not 0 <= old < bound:  # not with a further step on the same batch
+            log.info("sar: the mean loss fell to %.3g, below %.3g; it starts afresh", float(state.mean), bound)
+        return "reset"
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """SGD with momentum, without the last normalisation layers."""
@@ -92,7 +100,8 @@ class Sar(GradientMethod):
 
 def without_last(named: Named, part: float) -> Named:
     """Parameters without those of the last layers in the model's order: this part of them, rounded up, but not all."""
-    # Differs: published code knows the last stage by names such as "layer4", which other models do not have.
+    # Differs: published code knows the last stage by names such as "layer4", which other models do not have. A quarter
+    # is layer4 of a ResNet-18; of the 53 layers of a ResNet-50 it is 14: the 10 of layer4, and the end of layer3.
     named = list(named)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in named))
     kept = layers[: max(1, len(layers) - math.ceil(part * len(layers)))]

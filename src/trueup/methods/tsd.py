@@ -63,8 +63,8 @@ class Tsd(GradientMethod):
     def init(self, net: SplitModel) -> Bank:
         """A bank that starts with the classifier's weights w_k, which also stand in for classes without entries."""
         weight, released = net.weight.detach().clone(), self.variant == "released"
-        form = {"unit": released, "order": 1 if released else 2, "half": net.engine.memory == "low"}
-        bank = Bank(net.classes, weight.shape[1], self.per_class, weight, **form)
+        order, half = 1 if released else 2, net.engine.memory == "low"
+        bank = Bank(net.classes, weight.shape[1], self.per_class, weight, unit=released, order=order, half=half)
         bank.register_buffer("start", weight.to(bank.scale.dtype))
         remember(bank, weight, net.classify(weight).detach())
         return bank

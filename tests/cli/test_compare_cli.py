@@ -1,0 +1,179 @@
+"""The command that compares methods: which images, in which order, with which labels, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner, Result
+
+from trueup.augment import pixels_of
+from trueup.cli import compare
+from trueup.cli.app import app
+from trueup.cli.compare import find_images, methods_of
+from trueup.data.loading import NORMALIZE
+from trueup.deploy.compare import Advice, Finding
+from trueup.testing import convnet
+
+DIGITS = tuple("0123456789")
+
+
+def paint(path: Path, value: int) -> None:
+    """A picture of one colour, which says what it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((16, 16, 3), value, dtype=np.uint8)).save(path)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for label in DIGITS:
+        for i in range(4):
+            paint(tmp_path / "photos" / label / f"{i}.png", 20 * int(label) + 2 * i)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `look` gets: colours in their order, labels, and the rest; it finds nothing."""
+    got: dict[str, Any] = {}
+
+    def opened(*_: Any, **__: Any) -> tuple[nn.Module, dict[str, Any]]:
+        return convnet(), {"classes": 10, "names": DIGITS, "size": 16, "normalize": "half"}
+
+    def look(model: nn.Module, methods: Any, batches: Any, **rest: Any) -> list[Finding]:
+        shown = [(x[:, 0, 0, 0].mul(127.5).add(127.5).round().int().tolist(), y) for x, y in batches()]
+        got.update(rest, sizes=[len(x) for x, _ in shown], colours=[c for x, _ in shown for c in x])
+        got["labels"] = None if shown[0][1] is None else np.concatenate([y for _, y in shown]).tolist()
+        return [Finding(name, 1.0, 0.8, 0.7, 9.0, 0.6, None, None, 1.0) for name in methods]
+
+    monkeypatch.setattr(compare, "open_classifier", opened)
+    monkeypatch.setattr(compare, "look", look)
+    return got
+
+
+def run(*words: str, **env: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *words], env={"COLUMNS": "150", **env})
+
+
+def test_labels_go_with_their_images_and_folders_are_shuffled(photos: Path, seen: dict[str, Any]) -> None:
+    said = run("--data", str(photos), "-b", "16", "-m", "tent")
+    assert said.exit_code == 0, said.exception
+    assert seen["labels"] == [colour // 20 for colour in seen["colours"]]
+    assert seen["colours"] != sorted(seen["colours"])
+    assert seen["sizes"] == [16, 16, 8]
+    assert seen["pixels"] == pixels_of(*NORMALIZE["half"])
+    assert "40 images in random order" in said.output
+    assert "10 folders that are the model's classes: labels" in said.output
+    before = seen["colours"]
+    run("--data", str(photos), "-m", "tent", "-s", "1")
+    assert seen["colours"] != before
+    assert sorted(seen["colours"]) == sorted(before)
+
+
+def test_the_order_may_be_said(photos: Path, seen: dict[str, Any], tmp_path: Path) -> None:
+    said = run("--data", str(photos), "-m", "tent", "--no-shuffle")
+    assert seen["colours"] == sorted(seen["colours"])
+    assert "in the order of their names" in said.output
+    for i in range(20):
+        paint(tmp_path / "flat" / f"{i:02}.png", 5 * i)
+    said = run("--data", str(tmp_path / "flat"), "-m", "tent", "--limit", "7")
+    assert seen["colours"] == [5 * i for i in range(7)]
+    assert seen["labels"] is None
+    assert "7 images in the order of their names" in said.output
+    assert "no folders: no labels" in said.output
+    run("--data", str(tmp_path / "flat"), "-m", "tent", "--shuffle")
+    assert sorted(seen["colours"]) == [5 * i for i in range(20)]
+    assert seen["colours"] != sorted(seen["colours"])
+
+
+def test_some_of_the_classes_are_labels_and_cameras_are_not(photos: Path, tmp_path: Path) -> None:
+    for name in ("3.png", "2.png", "1.png", "0.png"):
+        (photos / "4" / name).unlink()
+    found = find_images(photos, 10, DIGITS)
+    assert found.labelled
+    assert found.domain.labels.tolist() == [int(name[0]) for name in found.domain.files]
+    assert "9 folders that are some of the model's 10 classes: labels" in found.said
+    assert not find_images(photos, 10).labelled  # of nine folders nobody knows which is missing
+    for k in range(10):
+        paint(tmp_path / "cameras" / f"cam{k}" / "0.png", 0)
+    cameras = find_images(tmp_path / "cameras", 10, DIGITS)
+    assert not cameras.labelled
+    assert cameras.nested
+    assert "folders are not the model's 10 classes (cam0, cam1, cam2, …): no labels" in cameras.said
+    unnamed = find_images(tmp_path / "cameras", 10)
+    assert unnamed.labelled
+    assert "as many as classes: labels, by their order" in unnamed.said
+    paint(tmp_path / "cameras" / "loose.png", 0)
+    assert not find_images(tmp_path / "cameras", 10).labelled
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no images"):
+        find_images(tmp_path / "empty", 2)
+
+
+def test_names_with_brackets_are_printed_as_they_are(
+    photos: Path, seen: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run("--data", str(photos), "-m", "tsd:params='[bf].*'")
+    assert said.exit_code == 0, said.exception
+    assert "tsd:params='[bf].*'" in said.output
+    compare.tell([], Advice("tsd:params=[bf]", ()), broken=0, said="[red]")
+    printed = capsys.readouterr().out
+    assert "take tsd:params=[bf]" in printed
+    assert "[red]" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--device", "nosuch"], "device 'nosuch' cannot be used"),
+        (["-m", "tsd:params=[bf].*"], "-m tsd:params=\\[bf\\].*: a value cannot be read"),
+        (["-m", "tsd:preset=safe"], "trueup stress"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(photos: Path, seen: dict[str, Any], words: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        raise run("--data", str(photos), *words).exception or AssertionError("it ran")
+    assert not seen
+
+
+def test_no_images_at_all_are_not_a_limit(photos: Path, seen: dict[str, Any]) -> None:
+    assert run("--data", str(photos), "--limit", "0").exit_code == 2
+    assert not seen
+
+
+def test_a_normalisation_is_one_that_exists() -> None:
+    with pytest.raises(ValueError, match="--normalize 'nonsense' is not known: it must be imagenet or half"):
+        compare.open_classifier(None, arch="resnet18", weights="w.pt", classes=10, normalize="nonsense")
+
+
+def test_the_same_method_with_other_values_is_another() -> None:
+    assert list(methods_of(["tent", "tent:lr=0.1"])) == ["source", "tent", "tent:lr=0.1"]
+
+
+def train(*words: str) -> Path:
+    told = CliRunner().invoke(
+        app, ["train", *words, "-s", "0", "--train", "iterations=3", "--train", "batch=8"], catch_exceptions=False
+    )
+    assert told.exit_code == 0
+    (model,) = Path().rglob("*.safetensors")
+    return model
+
+
+def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", str(train("-t", "type")), "-m", "tent", "-m", "t3a", "-b", "10", "--data"]
+    said = run(*words, str(photos))
+    assert said.exit_code == 0, said.exception
+    for word in ("accuracy %", "AETTA %", "GDE %", "t3a", "classes: labels", "take ", "Jiang"):
+        assert word in said.output
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "0.png").write_bytes(b"no image")
+    assert "none of the images can be read" in str(run(*words, str(tmp_path / "broken")).exception)
+
+
+def test_a_model_that_makes_masks_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = train("-d", "fundus-sim", "-t", "handheld")
+    assert "makes masks: compare takes a classifier" in str(run("--model", str(model), "--data", str(photos)).exception)
