@@ -34,8 +34,10 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
     assert done.stdout.strip()
 
 
-MEASURED = dict.fromkeys(("bank.py", "imports.py", "loading.py", "pixels.py", "step.py"), "ratio")
+RATIOS = ("bank.py", "imports.py", "loading.py", "pixels.py", "step.py", "throughput.py", "growth.py", "parts.py")
+MEASURED = dict.fromkeys(RATIOS, "ratio")
 MEASURED |= {"guard.py": "free signals", "collapse.py": "alarms in", "memory.py": "MB by the end"}
+MEASURED |= {"passes.py": "forwards", "field.py": "| `memo` |", "waiting.py": "waits", "draw.py": "panels"}
 
 
 @pytest.mark.slow
@@ -45,6 +47,12 @@ def test_benchmark_runs(name: str) -> None:
         [sys.executable, str(ROOT / "benchmarks" / name), "--quick"], check=True, capture_output=True, text=True
     )
     assert MEASURED[name] in done.stdout
+
+
+def test_the_field_is_shown_as_it_was_measured() -> None:
+    assert (ROOT / "benchmarks" / "results" / "field" / "table.md").read_text() in (
+        ROOT / "docs" / "field.md"
+    ).read_text()
 
 
 def test_links_lead_somewhere() -> None:

@@ -218,7 +218,7 @@ class Bank(nn.Module):
         capacity = min(max(rows, 2 * have), self._full)
         for name in ARENA:
             old: Tensor = getattr(self, name)
-            setattr(self, name, torch.cat((old, old.new_zeros(capacity - have, *old.shape[1:]))))
+            setattr(self, name, F.pad(old, [0, 0] * (old.ndim - 1) + [0, capacity - have]))
 
     def _write(self, change: Change, features: Tensor, **entries: Tensor) -> None:
         """Put newcomers into their rows."""

@@ -18,7 +18,7 @@ INTRO = """# Methods
 
 Made by `trueup list methods --markdown` of what each method says of itself. *Statistics* are those of BatchNorm layers
 by default; any method takes any of them with `norm=`. *Passes* are forward and backward passes of the network for an
-image; [measured](field.md) they are the same. *Source data* are wanted before deployment, never after.
+image. *Source data* are wanted before deployment, never after.
 
 Methods compose without new classes: any loss with any statistics (`adapt(model, "tent", norm="mix:0.1")`), with a reset
 or an ensemble of weights by rules of a guard (`guard=Guard(rules=(RDumb(), Roid()))` of `trueup.rules`), and with
