@@ -331,7 +331,8 @@ def test_episodic(method: str) -> None:
     for x in XS:
         answer = adapter(x)
         assert torch.equal(answer, trueup.adapt(convnet(), method, norm="robust")(x))
-        assert set(difference(fresh, adapter)) <= {"random/cpu"}  # at its seed, or not begun: the same
+        # The random stream is at its seed, or not begun: the same. What was seen is counted all the same.
+        assert set(difference(fresh, adapter)) <= {"random/cpu", "batches", "updates"}
 
 
 # Images that are set aside
