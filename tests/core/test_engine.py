@@ -3,6 +3,7 @@
 import copy
 import functools
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,7 @@ def test_a_graph_is_made_once_for_all_batches_of_a_size() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 def test_compiled_code_answers_the_same() -> None:
     plain, fast = (trueup.adapt(convnet(), "tsd", compile=c) for c in (False, True))
     for a, b in zip(play(plain, XS[:2]), play(fast, XS[:2]), strict=True):
