@@ -216,8 +216,8 @@ def test_strong_views_have_as_much_noise_as_published() -> None:
     assert 0.0048 < float(answer.std(dim=(1, 2, 3)).square().mean().sqrt()) < 0.0052
 
 
-def test_colours_of_strong_views_change_by_as_much_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brightness by 0.4, contrast by 0.3, saturation by 0.5, hue by 0.06 of a circle, gamma by 0.3."""
+def colours_apart(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Images of one colour in two shades, and what a view makes of them, change by change."""
     x = torch.tensor([0.5, 0.3, 0.2]).double().view(1, 3, 1, 1) * torch.ones(800, 3, 2, 2, dtype=torch.float64)
     x[..., 0] *= 1.2
     got: dict[str, Tensor] = {}
@@ -227,6 +227,12 @@ def test_colours_of_strong_views_change_by_as_much_as_published(monkeypatch: pyt
         return x
 
     monkeypatch.setattr(augment, "_jittered", apart)
+    return x, got
+
+
+def test_colours_of_strong_views_change_by_as_much_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brightness by 0.4, contrast by 0.3, saturation by 0.5, hue by 0.06 of a circle, gamma by 0.3."""
+    x, got = colours_apart(monkeypatch)
     seen(cotta_view, x, Pixels((0.0,), (1.0,)))
     luminance = (0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]).expand_as(x)
     middle = x.mean(dim=(2, 3), keepdim=True)
@@ -381,15 +387,7 @@ def test_how_often_strong_views_are_changed_in_each_way() -> None:
 
 def test_colours_change_by_as_much_as_moco_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brightness, contrast and saturation by 0.4, hue by a tenth of a circle: reached, never passed."""
-    x = torch.tensor([0.5, 0.3, 0.2]).double().view(1, 3, 1, 1) * torch.ones(800, 3, 2, 2, dtype=torch.float64)
-    x[..., 0] *= 1.2
-    got: dict[str, Tensor] = {}
-
-    def apart(x: Tensor, colours: list[tuple[View, float]], _: object) -> Tensor:
-        got.update({change.__name__: change(x, strength) for change, strength in colours})
-        return x
-
-    monkeypatch.setattr(augment, "_jittered", apart)
+    x, got = colours_apart(monkeypatch)
     seen(moco_view, x, Pixels((0.0,), (1.0,)), crop=1.0)
     grey, middle = augment._grey(x), x.mean(dim=(2, 3), keepdim=True)
     for name, zero in (("_brightness", 0.0), ("_contrast", middle), ("_saturation", grey)):

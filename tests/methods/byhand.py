@@ -30,3 +30,12 @@ def loss_of(method: str, x: Tensor = X, **hyper: object) -> float | None:
 
 def entropy(p: list[float]) -> float:
     return -sum(v * math.log(v) for v in p)
+
+
+def norm_layer() -> nn.Sequential:
+    """Source statistics: mean 4, variance 9."""
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(2, 2, bias=False)).double().eval()
+    model[0].running_mean.fill_(4.0)
+    model[0].running_var.fill_(9.0)
+    model[2].weight.data = torch.eye(2, dtype=torch.float64)
+    return model

@@ -1,18 +1,9 @@
 import math
 
 import torch
-from torch import nn
+from byhand import norm_layer
 
 import trueup
-
-
-def layer() -> nn.Sequential:
-    """Source statistics: mean 4, variance 9."""
-    model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(2, 2, bias=False)).double().eval()
-    model[0].running_mean.fill_(4.0)
-    model[0].running_var.fill_(9.0)
-    model[2].weight.data = torch.eye(2, dtype=torch.float64)
-    return model
 
 
 def test_answer_by_hand() -> None:
@@ -20,16 +11,16 @@ def test_answer_by_hand() -> None:
     x = torch.tensor([[-1.0, 1.0], [3.0, 5.0]], dtype=torch.float64).reshape(2, 1, 1, 2)
     mean, variance = (16 * 4 + 2 * 2) / 18, (16 * 9 + 2 * 5) / 18
     expected = (x.flatten(1) - mean) / math.sqrt(variance + 1e-5)
-    torch.testing.assert_close(trueup.adapt(layer(), "bn-prior")(x), expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(trueup.adapt(norm_layer(), "bn-prior")(x), expected, rtol=0, atol=1e-8)
 
 
 def test_sixteen_images_count_a_half() -> None:
     x = torch.tensor([[-1.0, 1.0], [3.0, 5.0]], dtype=torch.float64).repeat(8, 1).reshape(16, 1, 1, 2)
     expected = (x.flatten(1) - 3.0) / math.sqrt(7.0 + 1e-5)
-    torch.testing.assert_close(trueup.adapt(layer(), "bn-prior")(x), expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(trueup.adapt(norm_layer(), "bn-prior")(x), expected, rtol=0, atol=1e-8)
 
 
 def test_the_number_is_an_option() -> None:
     x = torch.tensor([1.0, 3.0], dtype=torch.float64).reshape(1, 1, 1, 2)
     expected = (x.flatten(1) - 3.5) / math.sqrt((3 * 9 + 1) / 4 + 1e-5)
-    torch.testing.assert_close(trueup.adapt(layer(), "bn-prior", norm="prior:3")(x), expected, rtol=0, atol=1e-8)
+    torch.testing.assert_close(trueup.adapt(norm_layer(), "bn-prior", norm="prior:3")(x), expected, rtol=0, atol=1e-8)

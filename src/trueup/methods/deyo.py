@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, Named, fusable, in_range, whole
+from trueup.core.method import GradientMethod, Info, Named, in_range, whole
 from trueup.core.params import Params
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
@@ -86,9 +86,7 @@ class Deyo(GradientMethod):
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """SGD with momentum, without the last normalisation layers."""
-        named = without_last(named, self.spared) if self.params == "norm" else named
-        parameters = [p for _, p in named]
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fusable(parameters))
+        return without_last(self, named)
 
 
 def shuffled(x: Tensor, patches: int) -> Tensor:

@@ -93,19 +93,19 @@ class Sar(GradientMethod):
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """SGD with momentum, without the last normalisation layers."""
-        named = without_last(named, self.spared) if self.params == "norm" else named
-        parameters = [p for _, p in named]
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fusable(parameters))
+        return without_last(self, named)
 
 
-def without_last(named: Named, part: float) -> Named:
-    """Parameters without those of the last layers in the model's order: this part of them, rounded up, but not all."""
+def without_last(method: Any, named: Named) -> torch.optim.Optimizer:
+    """SGD for all but the last layers in the model's order: the part that is spared, rounded up, but not all."""
     # Differs: published code knows the last stage by names such as "layer4", which other models do not have. A quarter
     # is layer4 of a ResNet-18; of the 53 layers of a ResNet-50 it is 14: the 10 of layer4, and the end of layer3.
     named = list(named)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in named))
+    part = method.spared if method.params == "norm" else 0.0
     kept = layers[: max(1, len(layers) - math.ceil(part * len(layers)))]
-    return [(name, p) for name, p in named if name.rpartition(".")[0] in kept]
+    parameters = [p for name, p in named if name.rpartition(".")[0] in kept]
+    return torch.optim.SGD(parameters, lr=method.lr, momentum=method.momentum, fused=fusable(parameters))
 
 
 def forget_gradients(net: SplitModel) -> None:
