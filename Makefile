@@ -22,6 +22,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/bank.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/pixels.py
+	$(BIN)/python benchmarks/passes.py
 	$(BIN)/python benchmarks/guard.py
 	$(BIN)/python benchmarks/collapse.py
 	$(BIN)/python benchmarks/memory.py
