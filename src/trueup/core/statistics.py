@@ -47,6 +47,9 @@ POLICIES: dict[str, Rule | None] = {
 NUMBERS = {"ema": 0.1, "mix": 0.1, "prior": 16.0, "instance": 4.0}
 """How far estimates move; the batch's part; images that the source's count for; deviations that stay uncorrected."""
 
+KEEPING = ("ema", "instance", "robust")
+"""Policies that remember what they have seen."""
+
 
 def policy_of(norm: str) -> tuple[str, float]:
     """A policy's name and number; a ValueError if there is no such policy."""

@@ -12,7 +12,7 @@ from trueup.augment import check_images, cotta_view
 from trueup.core.method import GradientMethod, Info, in_range, whole
 from trueup.core.registry import register
 from trueup.core.split import Output, SplitModel
-from trueup.core.statistics import policy_of
+from trueup.core.statistics import KEEPING, policy_of
 from trueup.losses import soft_cross_entropy
 
 
@@ -81,7 +81,7 @@ class Cotta(GradientMethod):
     @property
     def _remembers(self) -> bool:
         """Whether the policy of normalisation keeps estimates, which views must not move."""
-        return policy_of(self.norm)[0] in ("ema", "instance", "robust")
+        return policy_of(self.norm)[0] in KEEPING
 
     def _averaged(self, teacher: SplitModel, x: Tensor) -> Tensor:
         """The mean logits of the views; each forward has whole views of the batch."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -73,12 +73,13 @@ class Eta(GradientMethod):
         h = h[chosen]
         return (torch.exp(threshold - h.detach()) * h).mean()
 
-    def after(self, net: SplitModel, out: Output, state: Any) -> None:
+    def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
         """m moves a tenth of the way to the mean of what was selected."""
         chosen = out.memo.get("chosen")
         if chosen is not None and len(chosen):
             mean = chosen.mean(dim=0).to(state.mean)
             state.mean.copy_(torch.where(state.mean.any(), 0.9 * state.mean + 0.1 * mean, mean))
+        return None
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """SGD with momentum."""

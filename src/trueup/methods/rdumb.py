@@ -46,7 +46,7 @@ class Rdumb(Eta):
         """Count the batch; here, because `after` runs once for each of several steps."""
         state.count += 1
 
-    def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:  # type: ignore[override]
+    def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
         """ETA's running mean moves; a full interval ends with a fresh state, whose count is zero."""
         super().after(net, out, state)
         return "reset" if int(state.count) >= self.every else None
