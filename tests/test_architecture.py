@@ -17,12 +17,14 @@ ALLOWED = {
     "version": set(),
     "atomic": set(),
     "losses": set(),
-    "memory": set(),
+    "devices": set(),
+    "search": {"devices"},
+    "memory": {"search", "devices"},
     "ring": set(),
     "album": set(),
     "rules": {"core"},
     "augment": set(),
-    "core": {"version", "atomic", "augment"},
+    "core": {"version", "atomic", "augment", "devices"},
     "methods": {"core", "losses", "memory", "ring", "album", "augment"},
     "testing": {"core", "methods", "losses", "memory", "ring"},
     "data": {"atomic"},
@@ -37,8 +39,8 @@ EXTRAS = "torchvision timm segmentation_models_pytorch nibabel SimpleITK matplot
 EXTRAS += " pydantic yaml rich typer"
 HEAVY = set(EXTRAS.split())
 # Torch, numpy, safetensors: no more.
-BARE = {"version", "atomic", "losses", "memory", "ring", "album", "augment", "rules", "core", "methods", "testing"}
-BARE |= {"__init__"}
+BARE = {"version", "atomic", "devices", "losses", "search", "memory", "ring", "album", "augment", "rules", "core"}
+BARE |= {"methods", "testing", "__init__"}
 
 
 def imports(path: Path) -> set[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trueup import memory
+from trueup import devices, memory, search
 from trueup.memory import Bank
 
 CLASSES, DIM = 4, 3
@@ -115,7 +115,7 @@ def filled(per_class: int | None, batches: int = 30, dim: int = 8) -> tuple[Bank
 def test_a_search_in_parts_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, z = filled(None)
     whole = bank.neighbors(z, 3)
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", 2 * bank.size)
+    monkeypatch.setattr(search, "LIMIT", 2 * bank.size)
     parts = bank.neighbors(z, 3)
     torch.testing.assert_close(parts[0], whole[0])
     assert torch.equal(parts[1], whole[1])
@@ -242,7 +242,7 @@ def offered(g: torch.Generator, n: int = 16, dim: int = 8, classes: int = CLASSE
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are treated as if they were on a device for which the host waits."""
-    monkeypatch.setattr(memory, "waits", lambda tensor: True)
+    monkeypatch.setattr(devices, "waits", lambda tensor: True)
 
 
 @pytest.mark.usefixtures("far")
@@ -299,7 +299,7 @@ def pair(monkeypatch: pytest.MonkeyPatch, stream: list, *args: Any, **kwargs: An
     """The same stream, with and without waiting."""
     banks = Bank(*args, **kwargs), Bank(*args, **kwargs)
     for bank, away in zip(banks, (False, True), strict=True):
-        monkeypatch.setattr(memory, "waits", lambda tensor, away=away: away)
+        monkeypatch.setattr(devices, "waits", lambda tensor, away=away: away)
         for batch in stream:
             bank.insert(*batch)
     return banks
@@ -321,7 +321,7 @@ def test_both_ways_are_the_same_to_the_bit(stream: list, per_class: int | None, 
         assert torch.equal(near.table[:, :width], far.table[:, :width])
         assert torch.equal(near.prototypes(), far.prototypes())
         distant = far.neighbors(queries, k)
-        patch.setattr(memory, "waits", lambda tensor: False)
+        patch.setattr(devices, "waits", lambda tensor: False)
         exact = near.neighbors(queries, k)
     assert all(torch.equal(a, b) for a, b in zip(distant, exact, strict=True))
     for i in range(len(queries)):
@@ -338,7 +338,7 @@ def test_giants_leave_no_trace_either_way(monkeypatch: pytest.MonkeyPatch) -> No
     for i in range(20):
         z, q, y, h = offered(g)
         stream.append((z * 1e15 if i == 3 else z, q, y, h - i / 10))
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", 2 * 5 * 8)
+    monkeypatch.setattr(memory, "SUM_LIMIT", 2 * 5 * 8)
     near, far = pair(monkeypatch, stream, CLASSES, 8, 5, torch.zeros(0))
     assert torch.equal(near.sums, far.sums)
     for k in range(CLASSES):
@@ -485,14 +485,14 @@ def test_half_precision_searches_in_single(monkeypatch: pytest.MonkeyPatch) -> N
     bank.insert(z, torch.arange(n).unsqueeze(1).float(), torch.zeros(n, dtype=torch.int64), torch.zeros(n))
     axis = torch.eye(512)[:n] + 1
     for limit in (2**24, 512 * 64):
-        monkeypatch.setattr(memory, "SEARCH_LIMIT", limit)
+        monkeypatch.setattr(search, "LIMIT", limit)
         assert torch.equal(bank.neighbors(axis, 1)[1].flatten(), torch.arange(n).half().float())
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_in_inference_mode_too(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     """Where tensors do not count how often they were written to."""
-    monkeypatch.setattr(memory, "waits", lambda tensor: away)
+    monkeypatch.setattr(devices, "waits", lambda tensor: away)
     g = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         bank = Bank(CLASSES, 8, 5, torch.zeros(0))

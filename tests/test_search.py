@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trueup import memory
+from trueup import devices, search
 from trueup.memory import Bank
 
 
@@ -54,8 +54,8 @@ def test_parts_of_any_size_find_what_a_full_sort_finds(
     z = torch.tensor(entries, dtype=torch.float64)
     bank, queries = bank_of(z, order), z[:: max(1, len(z) // 4)][:4]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "waits", lambda tensor: away)
-        patch.setattr(memory, "SEARCH_LIMIT", limit)
+        patch.setattr(devices, "waits", lambda tensor: away)
+        patch.setattr(search, "LIMIT", limit)
         assert found(bank, queries, k) == sought(queries, z, k, order)
 
 
@@ -67,8 +67,8 @@ def test_the_newest_of_copies_win_wherever_they_are(monkeypatch: pytest.MonkeyPa
     once = torch.randn(64, 256, generator=g)
     z = torch.cat([once[torch.randperm(64, generator=g)] for _ in range(5)])
     bank = bank_of(z)
-    monkeypatch.setattr(memory, "waits", lambda tensor: away)
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", 64 * part)
+    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(search, "LIMIT", 64 * part)
     for k in (1, 2, 4, 5):
         copies = [(z == a).all(dim=1).nonzero().flatten().tolist() for a in once]
         assert found(bank, once, k) == [numbers[-k:] for numbers in copies]
@@ -77,7 +77,7 @@ def test_the_newest_of_copies_win_wherever_they_are(monkeypatch: pytest.MonkeyPa
 def test_what_is_certain_is_taken_before_the_newest_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best stands in the first part, its runners-up are copies in all the others."""
     z = torch.tensor([[1.0, 0.0]] + [[1.0, 1.0]] * 20 + [[0.0, 1.0]] * 5)
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", 4)
+    monkeypatch.setattr(search, "LIMIT", 4)
     assert found(bank_of(z), torch.tensor([[1.0, 0.1]]), 3) == [[0, 19, 20]]
 
 
@@ -110,7 +110,7 @@ class Work(TorchDispatchMode):
 def test_more_queries_than_fit_are_searched_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     g = torch.Generator().manual_seed(0)
     z, queries = torch.randn(30, 4, generator=g), torch.randn(50, 4, generator=g)
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", 36)
+    monkeypatch.setattr(search, "LIMIT", 36)
     assert found(bank_of(z), queries, 3) == sought(queries, z, 3)
     with Work(bank := bank_of(z)) as work:
         bank.neighbors(queries, 3)
@@ -120,7 +120,7 @@ def test_more_queries_than_fit_are_searched_in_turn(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("half", [False, True])
 def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
     g, limit, peaks = torch.Generator().manual_seed(0), 64_000, []
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", limit)
+    monkeypatch.setattr(search, "LIMIT", limit)
     queries = torch.randn(64, 128, generator=g)
     for n in (5_000, 50_000):
         bank = bank_of(torch.randn(n, 128, generator=g), half=half)
@@ -136,8 +136,8 @@ def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch, hal
 def test_nor_with_how_many_are_equal(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     """All entries are copies, so that every query has to look at all ages."""
     limit, peaks = 64_000, []
-    monkeypatch.setattr(memory, "waits", lambda tensor: away)
-    monkeypatch.setattr(memory, "SEARCH_LIMIT", limit)
+    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(search, "LIMIT", limit)
     for n in (5_000, 50_000):
         bank = bank_of(torch.ones(n, 8))
         with Work(bank) as work:

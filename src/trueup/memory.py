@@ -6,21 +6,18 @@ an insertion costs the same however much is stored. Where reading a value makes 
 goes by bounds of the size, and no shape follows from a value; it reads the size where the arena may have to grow.
 """
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SEARCH_LIMIT = 2**24  # similarities that a search holds at once: it walks over the bank in parts that are as large
+from trueup import devices
+from trueup.search import Shelf, nearest, projection
+
+SUM_LIMIT = 2**24  # values that are gathered at once when classes are summed anew
 ARENA = ("features", "probs", "labels", "entropy", "scale", "weight", "arrival")
 AHEAD = 16  # batches for which there is room when the arena grows and the host will not read the size
-
-
-def waits(tensor: Tensor) -> bool:
-    """Whether to read a value is to wait for a device."""
-    return tensor.device.type != "cpu"
 
 
 class Known(NamedTuple):
@@ -50,8 +47,9 @@ class Bank(nn.Module):
 
     `per_class=None` keeps everything. `unit` sums L2-normalised features for the prototypes instead of raw ones.
     `order` is the norm that similarities divide by: 2 for the cosine. `half` stores features and probabilities in
-    float16, features cut to its range; all else is as precise as before. Ties: in entropy the older entry stays; in
-    similarity the newest wins, so that an entry just inserted is its own nearest.
+    float16, features cut to its range; all else is as precise as before. `sketch` keeps sketches of features, by which
+    a large bank is searched (`search.py`). Ties: in entropy the older entry stays; in similarity the newest wins, so
+    that an entry just inserted is its own nearest.
     """
 
     features: Tensor
@@ -61,6 +59,8 @@ class Bank(nn.Module):
     scale: Tensor
     weight: Tensor
     arrival: Tensor
+    sketches: Tensor
+    projection: Tensor
     counts: Tensor
     sums: Tensor
     peak: Tensor
@@ -77,9 +77,10 @@ class Bank(nn.Module):
         unit: bool = False,
         order: int = 2,
         half: bool = False,
+        sketch: bool = False,
     ) -> None:
         super().__init__()
-        self.per_class, self.unit, self.order = per_class, unit, order
+        self.per_class, self.unit, self.order, self.sketch = per_class, unit, order, sketch
         dtype = torch.promote_types(like.dtype, torch.float32)
         exact = torch.float32 if like.device.type == "mps" else torch.float64  # that device has no float64
         # Not bfloat16: its 8 bits instead of 11 are lost on all features, its range is gained for giants alone.
@@ -96,6 +97,10 @@ class Bank(nn.Module):
         self.register_buffer("scale", zeros(0))  # 1 / norm, for similarities
         self.register_buffer("weight", zeros(0))  # 1 / L2 norm, for sums of unit features
         self.register_buffer("arrival", zeros(0, dtype=torch.int64))
+        if sketch:
+            self.register_buffer("projection", projection(dim, self.scale))
+            self.register_buffer("sketches", zeros(0, self.projection.shape[1], dtype=stored))
+        self._arena = (*ARENA, "sketches") if sketch else ARENA
         # One row per class. The table holds row numbers by (entropy, arrival), then -1; no filter, no table.
         self.register_buffer("counts", zeros(classes, dtype=torch.int64))
         self.register_buffer("sums", zeros(classes, dim, dtype=exact))
@@ -115,7 +120,7 @@ class Bank(nn.Module):
     def verify(self) -> None:
         """Refuse contents, such as a file's, that no entries can have left: they would be used out of place."""
         rows, classes = len(self.features), len(self.sums)
-        fits = all(len(getattr(self, name)) == rows for name in ARENA)
+        fits = all(len(getattr(self, name)) == rows for name in self._arena)
         fits &= all(len(t) == classes for t in (self.counts, self.peak, self.table)) and len(self.seen) == 1
         fits &= self.features.shape[1] == self.sums.shape[1] and self.probs.shape[1] == classes
         fits = fits and bool((self.counts >= 0).all()) and self.size <= rows
@@ -131,7 +136,7 @@ class Bank(nn.Module):
         """How many rows may be in use: the size, unless one would wait for it and knows a bound and of `least` rows."""
         known = self._known
         same = known.counts is self.counts and known.writes == _writes(self.counts)
-        return known.most if same and known.least >= least and waits(self.counts) else self.size
+        return known.most if same and known.least >= least and devices.waits(self.counts) else self.size
 
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor) -> None:
@@ -156,7 +161,7 @@ class Bank(nn.Module):
 
     def _compete(self, labels: Tensor, entropy: Tensor, limit: int) -> Change:
         """Rank newcomers with what their classes hold: who stays, and whose rows they take."""
-        if not waits(labels):
+        if not devices.waits(labels):
             self._reserve(1)
         elif min(self._bound() + len(labels), self._full) > len(self.labels):
             self._reserve(self.size + AHEAD * len(labels))
@@ -192,7 +197,7 @@ class Bank(nn.Module):
         table = F.pad(held, (0, 1)).scatter_(1, moved.clamp(max=width), held)  # the last column is for who loses
         table[group, rank.clamp(max=width)] = rows
         self.table[classes] = table[:, :width]
-        if not waits(order):
+        if not devices.waits(order):
             seated, freed = stays.nonzero().squeeze(1), freed[: int(nth[-1])]
             self._reserve(self.size + len(seated) - len(freed))
             return Change(order[seated], rows[seated], freed, classes[leaves.any(dim=1)])
@@ -202,7 +207,7 @@ class Bank(nn.Module):
 
     def _widen(self, rank: Tensor, limit: int) -> int:
         """Give the table the columns that the largest class may need with these newcomers; how many it has."""
-        have, free = self.table.shape[1], not waits(rank)
+        have, free = self.table.shape[1], not devices.waits(rank)
         if have < limit and (free or self._known.deepest + len(rank) > have):
             self._known = self._known._replace(deepest=int(self.counts.max()))
             need = self._known.deepest + (int(rank.max()) + 1 if free else AHEAD * len(rank))
@@ -216,7 +221,7 @@ class Bank(nn.Module):
         if rows <= have:
             return
         capacity = min(max(rows, 2 * have), self._full)
-        for name in ARENA:
+        for name in self._arena:
             old: Tensor = getattr(self, name)
             setattr(self, name, F.pad(old, [0, 0] * (old.ndim - 1) + [0, capacity - have]))
 
@@ -229,6 +234,8 @@ class Bank(nn.Module):
         norm = length if self.order == 2 else feature.norm(p=self.order, dim=1)
         values = {name: given.index_select(0, change.chosen) for name, given in entries.items()}
         values |= {"features": feature, "scale": 1 / norm.clamp(min=1e-12), "weight": 1 / length.clamp(min=1e-12)}
+        if self.sketch:
+            values["sketches"] = (feature * values["scale"].unsqueeze(1)) @ self.projection
         anyone = None if change.stays is None else change.stays.any()
         for name, value in values.items():
             arena: Tensor = getattr(self, name)
@@ -256,7 +263,7 @@ class Bank(nn.Module):
             return
         wild = self.peak[classes] > 1e6 * self.sums.index_select(0, classes).norm(dim=1)
         wild = wild if left is None else wild & left
-        at_once = max(1, SEARCH_LIMIT // max(1, self.table.shape[1] * self.features.shape[1]))
+        at_once = max(1, SUM_LIMIT // max(1, self.table.shape[1] * self.features.shape[1]))
         if left is None or len(classes) > 4 * at_once:  # from there on it is dearer to sum in vain than to wait
             classes, wild = classes[wild], wild[wild]
         for start in range(0, len(classes), at_once):
@@ -273,78 +280,17 @@ class Bank(nn.Module):
     @torch.no_grad()
     def neighbors(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar entries of each query: (similarities, probabilities), (N, k) and (N, k, C)."""
-        size = self._bound(least=k)
+        sketches = self.sketches if self.sketch else None
+        most = self._bound(least=Shelf.enough(k, sketches))
+        shelf = Shelf(
+            self.features, self.scale, self.weight, self.arrival, self.counts.sum(), self._known.least, most,
+            sketches, self.projection if self.sketch else None,
+        )  # fmt: skip
         queries = F.normalize(queries.to(self.scale.dtype), p=self.order, dim=1, eps=1e-12)
-        found = [self._search(part, min(k, size), size) for part in queries.split(int(SEARCH_LIMIT**0.5))]
-        similarity, at = (torch.cat(part) for part in zip(*found, strict=True))
-        return similarity, self.probs[at].to(self.scale.dtype)
-
-    def _search(self, queries: Tensor, k: int, size: int) -> tuple[Tensor, Tensor]:
-        part = max(1, SEARCH_LIMIT // max(1, len(queries)))
-        whole = list(self._walk(queries, size, part)) if size <= part else []
-        best: list[Tensor] = []
-        for start, similarity in whole or self._walk(queries, size, part):
-            top = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
-            best = _best(best, [top.values, top.indices + start], k + 1)
-            del similarity  # or two parts are held
-        values, rows = best
-        if k == size:
-            return values, rows
-        # Products with copies of a feature differ by rounding, which goes with the lengths (1 for the cosine).
-        # Where the choice ends among such equals, the newest win.
-        edge, last = values[:, k - 1 : k], rows[:, k - 1 : k]
-        lengths = queries.norm(p=2, dim=1, keepdim=True) * self.scale[last] / self.weight[last]
-        slack = 8 * torch.finfo(values.dtype).eps * lengths
-        tied = edge - values[:, k : k + 1] <= slack
-        values, rows = values[:, :k], rows[:, :k]
-        if whole and waits(queries):
-            newest = self._newest(whole, edge, slack, k)
-            return torch.where(tied, newest[0], values), torch.where(tied, newest[1], rows)
-        at = tied.nonzero()[:, 0]  # of several parts none was kept: to wait is cheaper than to compare all again
-        if len(at):
-            again = [(0, whole[0][1][at])] if whole else self._walk(queries[at], size, part)
-            values[at], rows[at] = self._newest(again, edge[at], slack[at], k)
-        return values, rows
-
-    def _newest(self, parts: Iterable[tuple[int, Tensor]], edge: Tensor, slack: Tensor, k: int) -> list[Tensor]:
-        """All beyond the edge, then the newest of its equals: (similarities, rows)."""
-        best: list[Tensor] = []
-        for start, similarity in parts:
-            arrival = self.arrival[start : start + similarity.shape[1]]
-            age = torch.where(similarity >= edge - slack, arrival, -1)
-            age.masked_fill_(similarity > edge + slack, torch.iinfo(age.dtype).max)
-            top = age.topk(min(k, age.shape[1]), dim=1)
-            best = _best(best, [top.values, similarity.gather(1, top.indices), top.indices + start], k)
-            del similarity, age
-        return best[1:]
-
-    def _walk(self, queries: Tensor, size: int, part: int) -> Iterator[tuple[int, Tensor]]:
-        """The similarities with the first rows of the bank, part by part: (first row of the part, similarities)."""
-        rows = part if queries.dtype == self.features.dtype else max(1, SEARCH_LIMIT // queries.shape[1])
-        for start in range(0, max(1, size), part):
-            stop = min(start + part, size)
-            features = self.features[start:stop]
-            similarity = queries.new_empty(len(queries), len(features))
-            for i in range(0, len(features), rows):  # of half precision so many are converted at once
-                torch.mm(queries, features[i : i + rows].to(queries.dtype).T, out=similarity[:, i : i + rows])
-            similarity.mul_(self.scale[start:stop])
-            sure = max(start, self._known.least)
-            if sure < stop:  # rows that may not be in use
-                unused = torch.arange(sure, stop, device=queries.device) >= self.counts.sum()
-                similarity[:, sure - start :].masked_fill_(unused, -torch.inf)
-            yield start, similarity
-            del similarity
+        similarity, rows = nearest(shelf, queries, k)
+        return similarity, self.probs[rows].to(self.scale.dtype)
 
 
 def _writes(tensor: Tensor) -> int:
     """How often a tensor was written to in place; tensors of inference mode do not count it."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _best(kept: list[Tensor], new: list[Tensor], k: int) -> list[Tensor]:
-    """What belongs to the k largest values of the first, of what was kept and what is new."""
-    if not kept:
-        return new
-    both = [torch.cat(pair, dim=1) for pair in zip(kept, new, strict=True)]
-    at = both[0].topk(min(k, both[0].shape[1]), dim=1).indices
-    return [each.gather(1, at) for each in both]

@@ -471,8 +471,15 @@ def test_run_comes_back_from_its_record(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("method", PAPER)
 def test_all_hyper_parameters_are_in_the_settings(method: str) -> None:
-    assert one(method=method).hyper == get_method(method)().hyperparameters()
+    usual = {"search": "exact"} if method == "tsd" else {}  # said only where it is not so
+    assert one(method=method).hyper | usual == get_method(method)().hyperparameters()
     assert {"norm", "episodic"} <= set(one(method=method).hyper)
+
+
+def test_a_hyper_parameter_that_came_later_leaves_older_runs_their_names() -> None:
+    assert "search" not in one(method="tsd:search=exact").hyper
+    assert one(method="tsd:search=sketch").hyper == one().hyper | {"search": "sketch"}
+    assert one(method="tsd:search=sketch").digest() != one(method="tsd:search=exact").digest() == one().digest()
 
 
 @pytest.mark.parametrize("method", [*PAPER, "eata"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trueup
-from trueup import memory
+from trueup import devices
 from trueup.testing import convnet, images
 
 WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "_unique2", "equal")
@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):
 def test_a_step_waits_only_to_decide(
     method: str, hyper: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "waits", lambda tensor: True)  # as on a device
+    monkeypatch.setattr(devices, "waits", lambda tensor: True)  # as on a device
     adapter = trueup.adapt(convnet(), method, **hyper)
     for x in XS[:6]:
         adapter(x)

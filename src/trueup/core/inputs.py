@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from trueup import devices
+
 # Larger values are refused as infinite ones are: statistics of what a network makes of them overflow.
 LARGEST = 1e12
 
@@ -23,7 +25,7 @@ def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
             raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
-    if rows and x.device.type == "cpu":  # elsewhere the host would have to wait: there the model's pass looks at it
+    if rows and not devices.waits(x):  # elsewhere the host would have to wait: there the model's pass looks at it
         check_values(x)
 
 

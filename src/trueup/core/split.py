@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trueup import devices
 from trueup.augment import Pixels
 from trueup.core.compiled import Calls, Graph, listening
 from trueup.core.engine import Engine, blocks_of
@@ -144,7 +145,7 @@ class SplitModel(nn.Module):
             features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
             # One look: a device is waited for once, before anything is remembered.
             fine = (_length(features) + _length(logits)).isfinite()
-            if not bool(fine if x.device.type == "cpu" else fine & usable(x)):
+            if not bool(fine & usable(x) if devices.waits(x) else fine):
                 check_values(x)
                 raise ValueError(
                     "the model's answer to this batch is not finite: the values are too large, "
