@@ -26,7 +26,7 @@ METHODS = {
     "eta": "lr params steps margin redundancy momentum norm episodic",
     "eata": "lr params steps margin redundancy momentum fisher_weight norm episodic",
     "lame": "affinity neighbors symmetric norm episodic",
-    "tsd": "lr params steps per_class neighbors alignment consistency variant norm episodic",
+    "tsd": "lr params steps per_class neighbors alignment consistency variant search norm episodic",
     "tent-clf": "lr params steps norm episodic",
     "pl-clf": "lr params steps threshold norm episodic",
     "bn-alpha": "norm episodic",

@@ -21,6 +21,12 @@ from trueup.testing.case import difference, play, same
 CLASSES = 4
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short features have sketches, too."""
+    monkeypatch.setattr(search, "SHORTEST", 1)
+
+
 def bank_of(z: Tensor, order: int = 2, **kinds: Any) -> Bank:
     """Everything of one class, in this order; each entry's only probability is its number."""
     bank, n = Bank(1, z.shape[1], None, z[:0], order=order, sketch=True, **kinds), len(z)
@@ -41,6 +47,7 @@ def test_with_all_as_candidates_it_is_a_full_sort(entries: list, limit: int, k: 
     z = torch.tensor(entries, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "FEWEST", 0)
+        patch.setattr(search, "SHORTEST", 1)
         patch.setattr(search, "LIMIT", limit)
         patch.setattr(devices, "waits", lambda tensor: away)
         bank, queries = bank_of(z, order), z[:: max(1, len(z) // 4)][:4]
@@ -75,6 +82,36 @@ def _shelf(bank: Bank) -> search.Shelf:
     return search.Shelf(
         bank.features, bank.scale, bank.weight, bank.arrival, bank.counts.sum(), n, n, bank.sketches, bank.projection
     )
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_of_many_copies_the_newest_win(away: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a picture that does not change there are more copies than candidates."""
+    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    g = torch.Generator().manual_seed(0)
+    still = clusters(g, 1)
+    z = torch.cat([clusters(g, 1500), still.expand(900, -1), clusters(g, 100)])
+    for limit in (2**24, 1024):
+        monkeypatch.setattr(search, "LIMIT", limit)
+        assert found(bank_of(z), still, 3) == [[2397, 2398, 2399]]
+
+
+def test_short_features_are_searched_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sketches would say too little."""
+    monkeypatch.undo()
+    assert not bank_of(torch.ones(2, 256)).sketch
+    assert bank_of(torch.ones(2, 257)).sketch
+    assert search.projection(512, torch.ones(0)).shape == (512, 256)
+    assert search.projection(2048, torch.ones(0)).shape == (2048, 512)
+
+
+def test_sketches_of_another_width_are_refused() -> None:
+    for name in ("projection", "sketches"):
+        bank = bank_of(torch.ones(4, 8))
+        bank.verify()
+        setattr(bank, name, getattr(bank, name)[:, :-1].clone())
+        with pytest.raises(ValueError, match="do not belong together"):
+            bank.verify()
 
 
 def test_similarities_are_those_of_the_features() -> None:
@@ -184,8 +221,8 @@ def test_an_adapter_goes_on_to_the_bit(memory: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("always")
 def test_it_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    way = search._sketched
-    monkeypatch.setattr(search, "_sketched", lambda *args: (used.append(1), way(*args))[1])
+    way = search._compared
+    monkeypatch.setattr(search, "_compared", lambda *args: (used.append(1), way(*args))[1])
     play(trueup.adapt(convnet(), "tsd"), XS[:2])
     assert used == []
     play(trueup.adapt(convnet(), "tsd", search="sketch"), XS[:2])

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup import devices
+from trueup import devices, search
 from trueup.search import Shelf, nearest, projection
 
 SUM_LIMIT = 2**24  # values that are gathered at once when classes are summed anew
@@ -47,9 +47,9 @@ class Bank(nn.Module):
 
     `per_class=None` keeps everything. `unit` sums L2-normalised features for the prototypes instead of raw ones.
     `order` is the norm that similarities divide by: 2 for the cosine. `half` stores features and probabilities in
-    float16, features cut to its range; all else is as precise as before. `sketch` keeps sketches of features, by which
-    a large bank is searched (`search.py`). Ties: in entropy the older entry stays; in similarity the newest wins, so
-    that an entry just inserted is its own nearest.
+    float16, features cut to its range; all else is as precise as before. `sketch` keeps sketches of long features, by
+    which a large bank is searched (`search.py`). Ties: in entropy the older entry stays; in similarity the newest wins,
+    so that an entry just inserted is its own nearest.
     """
 
     features: Tensor
@@ -80,7 +80,8 @@ class Bank(nn.Module):
         sketch: bool = False,
     ) -> None:
         super().__init__()
-        self.per_class, self.unit, self.order, self.sketch = per_class, unit, order, sketch
+        self.per_class, self.unit, self.order = per_class, unit, order
+        self.sketch = sketch = sketch and dim > search.SHORTEST
         dtype = torch.promote_types(like.dtype, torch.float32)
         exact = torch.float32 if like.device.type == "mps" else torch.float64  # that device has no float64
         # Not bfloat16: its 8 bits instead of 11 are lost on all features, its range is gained for giants alone.
@@ -123,6 +124,9 @@ class Bank(nn.Module):
         fits = all(len(getattr(self, name)) == rows for name in self._arena)
         fits &= all(len(t) == classes for t in (self.counts, self.peak, self.table)) and len(self.seen) == 1
         fits &= self.features.shape[1] == self.sums.shape[1] and self.probs.shape[1] == classes
+        if self.sketch:
+            fits &= self.projection.shape == (self.features.shape[1], self.sketches.shape[1])
+        fits &= all(t.shape == self.sums.shape for name, t in self.named_buffers() if name == "start")
         fits = fits and bool((self.counts >= 0).all()) and self.size <= rows
         if fits:
             labels = self.labels[: self.size]

@@ -1,8 +1,8 @@
 """Which entries of a bank are nearest to some queries: by all products, part by part, or among those of best sketches.
 
 A sketch is a feature's image under a fixed random projection to a quarter of its length. Products of sketches stray
-from those of the features by about 1 / sqrt(length of a sketch), so the nearest are among the first few hundred; these
-candidates are compared exactly. There is nothing to train, and a newcomer costs one small product.
+from those of the features by about 1 / sqrt(length of a sketch), so the nearest are most likely among the first few
+hundred; these candidates are compared exactly. Nothing is trained, and a newcomer costs one small product.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,14 +16,15 @@ from trueup import devices
 
 LIMIT = 2**24  # similarities that a search holds at once: it walks over the bank in parts that are as large
 CANDIDATES = 200  # entries that are compared exactly for each query
-SHORTER = 4  # times that a sketch is shorter than a feature
+SHORTER, SHORTEST = 4, 256  # a sketch has a quarter of a feature's length, but not less than this
 FEWEST = 10 * CANDIDATES  # rows from which on sketches are worth it
 CACHE = 2**19  # features' values that a CPU gathers at once: larger buffers are got from the system each time
 
 
 def projection(dim: int, like: Tensor) -> Tensor:
     """Random signs (dim, length of a sketch), the same in every process."""
-    signs = torch.randint(2, (dim, max(1, dim // SHORTER)), generator=torch.Generator().manual_seed(0))
+    length = max(dim // SHORTER, SHORTEST)
+    signs = torch.randint(2, (dim, length), generator=torch.Generator().manual_seed(0))
     scaled: Tensor = (2 * signs - 1) / signs.shape[1] ** 0.5
     return scaled.to(like)
 
@@ -51,18 +52,32 @@ class Shelf:
 def nearest(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k most similar rows of each query: (similarities, rows)."""
     k = min(k, shelf.most)
-    # By the length of the arena, which is the same on all devices and after a load.
-    way = _exact if shelf.sketches is None or len(shelf.features) < FEWEST else _sketched
-    found = [way(shelf, part, k) for part in queries.split(max(1, isqrt(LIMIT)))]
+    found = [_nearest(shelf, part, k) for part in queries.split(max(1, isqrt(LIMIT)))]
     similarity, rows = (torch.cat(part) for part in zip(*found, strict=True))
     return similarity, rows
 
 
-def _exact(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _nearest(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    # By the length of the arena, which is the same on all devices and after a load.
+    if shelf.sketches is None or shelf.projection is None or len(shelf.features) < FEWEST:
+        return _first(shelf, queries, queries, shelf.features, shelf.scale, k)
+    count = min(_candidates(k), shelf.most)
+    rows = _first(shelf, queries, queries @ shelf.projection, shelf.sketches, None, count)[1]
+    similarity = _compared(shelf, queries, rows)
+    edge = similarity.topk(k, dim=1)
+    slack = _slack(shelf, queries, rows.gather(1, edge.indices[:, -1:]))
+    at = _ages(similarity, shelf.arrival[rows], edge.values[:, -1:], slack).topk(k, dim=1).indices
+    return similarity.gather(1, at), rows.gather(1, at)
+
+
+def _first(
+    shelf: Shelf, queries: Tensor, asked: Tensor, entries: Tensor, scale: Tensor | None, k: int
+) -> tuple[Tensor, Tensor]:
+    """The k rows of largest products: of queries with features, or of what is asked of sketches with these."""
     size, part = shelf.most, max(1, LIMIT // max(1, len(queries)))
-    whole = list(_walk(shelf, queries, shelf.features, shelf.scale, part)) if size <= part else []
+    whole = list(_walk(shelf, asked, entries, scale, part)) if size <= part else []
     best: list[Tensor] = []
-    for start, similarity in whole or _walk(shelf, queries, shelf.features, shelf.scale, part):
+    for start, similarity in whole or _walk(shelf, asked, entries, scale, part):
         top = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
         best = _best(best, [top.values, top.indices + start], k + 1)
         del similarity  # or two parts are held
@@ -78,26 +93,9 @@ def _exact(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return torch.where(tied, newest[0], values), torch.where(tied, newest[1], rows)
     at = tied.nonzero()[:, 0]  # of several parts none was kept: to wait is cheaper than to compare all again
     if len(at):
-        again = [(0, whole[0][1][at])] if whole else _walk(shelf, queries[at], shelf.features, shelf.scale, part)
+        again = [(0, whole[0][1][at])] if whole else _walk(shelf, asked[at], entries, scale, part)
         values[at], rows[at] = _newest(shelf, again, edge[at], slack[at], k)
     return values, rows
-
-
-def _sketched(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    assert shelf.sketches is not None
-    assert shelf.projection is not None
-    count, part = min(_candidates(k), shelf.most), max(1, LIMIT // max(1, len(queries)))
-    best: list[Tensor] = []
-    for start, similarity in _walk(shelf, queries @ shelf.projection, shelf.sketches, None, part):
-        top = similarity.topk(min(count, similarity.shape[1]), dim=1, sorted=False)
-        best = _best(best, [top.values, top.indices + start], count)
-        del similarity
-    rows = best[1]
-    similarity = _compared(shelf, queries, rows)
-    edge = similarity.topk(k, dim=1)
-    slack = _slack(shelf, queries, rows.gather(1, edge.indices[:, -1:]))
-    at = _ages(similarity, shelf.arrival[rows], edge.values[:, -1:], slack).topk(k, dim=1).indices
-    return similarity.gather(1, at), rows.gather(1, at)
 
 
 def _candidates(k: int) -> int:

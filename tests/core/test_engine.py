@@ -5,92 +5,26 @@ import functools
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
 
 import trueup
 from trueup.core import tuning
-from trueup.core.engine import Engine, blocks_of
-from trueup.testing import convnet, images
+from trueup.core.engine import Engine
+from trueup.core.split import SplitModel
+from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import difference, play, same
 
 XS = [images(12, seed=i, shift=1.0)[0] for i in range(4)]
-SMALL = [torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(i)) for i in range(3)]
-
-
-def resnet(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return torchvision.models.resnet18(weights=None, num_classes=5)
 
 
 def weights(adapter: trueup.Adapter) -> list[Tensor]:
     return [t.detach().clone() for t in adapter.net.model.state_dict().values()]
-
-
-# Low memory
-
-
-@pytest.mark.parametrize("norm", ["source", "batch", "ema", "mix", "prior", "robust"])
-@pytest.mark.parametrize("params", ["norm", "all"])
-def test_low_memory_changes_no_bit(params: str, norm: str) -> None:
-    """Of what is learnt: only banks are rounded, and Tent has none."""
-    plain, low = (
-        trueup.adapt(resnet(), "tent", norm=norm, params=params, lr=1e-3, memory=memory) for memory in ("usual", "low")
-    )
-    assert same(play(plain, SMALL), play(low, SMALL))
-    assert same(weights(plain), weights(low))
-
-
-def kept_bytes(adapter: trueup.Adapter, x: Tensor) -> int:
-    """What autograd keeps for backward, each storage once, without parameters."""
-    own = {p.untyped_storage().data_ptr() for p in adapter.net.parameters()}
-    seen: dict[int, int] = {}
-
-    def note(t: Tensor) -> Tensor:
-        if t.untyped_storage().data_ptr() not in own:
-            seen[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    out = []
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), adapter.net.normalizing(len(x)):
-        out.append(adapter.net(x).logits)  # held, so that no storage is used twice
-    return sum(seen.values())
-
-
-def test_low_memory_keeps_the_inputs_of_blocks_alone() -> None:
-    torch.manual_seed(0)
-    model = torchvision.models.resnet50(weights=None, num_classes=5)
-    usual, low = (trueup.adapt(model, "tent", params="all", example=SMALL[0], memory=m) for m in ("usual", "low"))
-    assert kept_bytes(low, SMALL[0]) < 0.4 * kept_bytes(usual, SMALL[0])
-
-
-def test_blocks_are_parts_that_follow_one_another() -> None:
-    model = resnet()
-    names = {module: name for name, module in model.named_modules()}
-    assert [names[b] for b in blocks_of(model, "fc")] == [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
-    vit = torchvision.models.VisionTransformer(32, 16, 3, 2, 8, 16, num_classes=4)
-    assert blocks_of(vit, "heads.head") == list(vit.encoder.layers)
-    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    assert blocks_of(nn.Sequential(inner, nn.Linear(4, 2)), "1") == []  # layers alone: nothing lies between them
-
-
-def test_the_block_with_the_head_is_left_alone() -> None:
-    class Last(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.fc = nn.LayerNorm(4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.fc(self.norm(x))
-            return out
-
-    model = nn.Sequential(Last(), Last())
-    assert blocks_of(model, "1.fc") == [model[0]]
 
 
 # Precision and layout
@@ -197,18 +131,175 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 def test_a_saved_state_brings_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever is measured on another machine: what goes on is the same, to the bit."""
-    way = Engine(precision="bf16", channels_last=True, measured=True)
+    way = Engine(precision="bf16", channels_last=True, measured=("precision", "channels_last"))
     monkeypatch.setattr(tuning, "measured", lambda *_: way)
     first = trueup.adapt(convnet(), "tsd", precision="auto", channels_last="auto")
     play(first, XS[:2])
     assert first.net.engine == way
     first.save(tmp_path / "state")
-    monkeypatch.setattr(tuning, "measured", lambda *_: Engine(measured=True))
+    monkeypatch.setattr(tuning, "measured", lambda *_: Engine())
     for example in (None, XS[0]):
         later = trueup.adapt(convnet(), "tsd", precision="auto", channels_last="auto", example=example)
         later.load(tmp_path / "state")
         assert later.net.engine == way
         assert same(play(copy.deepcopy(first), XS[2:]), play(later, XS[2:]))
+
+
+class Odd(nn.Module):
+    """Has an operation that bf16 does not have, and flattens with a view."""
+
+    def __init__(self, half: bool) -> None:
+        super().__init__()
+        self.conv, self.fc, self.half = nn.Conv2d(3, 4, 3, stride=2), nn.Linear(4 * 49, 3), half
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.conv(x)
+        if not self.half and z.dtype == torch.bfloat16:
+            raise RuntimeError("not implemented for 'BFloat16'")
+        out: Tensor = self.fc(z.view(len(z), -1))
+        return out
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_way_that_a_model_cannot_take_is_not_chosen(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "GAIN", 1e9)  # any other way is fast enough
+    torch.manual_seed(0)
+    x, model = torch.randn(8, 3, 16, 16), Odd(half)
+    tried = []
+    clock = Clock(lambda way: 1.0 if way.precision == "float32" else 0.5)
+    monkeypatch.setattr(tuning, "time", clock)
+    run = tuning.measured
+    step = lambda way, step: (step(way), tried.append(way), clock.step(way))  # noqa: E731
+    monkeypatch.setattr(tuning, "measured", lambda e, s, d: run(e, lambda way: step(way, s), d))
+    adapter = trueup.adapt(model, "tent", params="all", precision="auto", channels_last="auto", example=x)
+    assert {(way.precision, way.channels_last) for way in tried} == {("float32", False), ("bf16", False)} - (
+        set() if half else {("bf16", False)}
+    )
+    assert (adapter.net.engine.precision, adapter.net.engine.channels_last) == ("bf16" if half else "float32", False)
+
+
+def test_each_way_is_measured_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one way has moved must not stay so for the next."""
+    seen: list[tuple[bool | str | None, bool]] = []
+    forward = SplitModel._run
+
+    def run(net: SplitModel, x: Tensor) -> Any:
+        conv = next(m for m in net.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 1)
+        seen.append((net.engine.channels_last, conv.weight.is_contiguous(memory_format=torch.channels_last)))
+        return forward(net, x)
+
+    monkeypatch.setattr(SplitModel, "_run", run)
+    trueup.adapt(convnet(), "tent", channels_last="auto", example=XS[0])
+    assert set(seen) == {(False, False), (True, True)}
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("method", ["tsd", "cotta", "rotta"])
+def test_a_loaded_choice_is_that_of_all_networks(
+    method: str, ours: bool, theirs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The weights and those of teachers go where the file says, whatever was chosen here before."""
+
+    def fresh(last: bool) -> trueup.Adapter:
+        monkeypatch.setattr(tuning, "measured", lambda e, *_: replace(e, precision="float32", channels_last=last))
+        hyper = {"views": 2, "chunk": 32} if method == "cotta" else {}
+        return trueup.adapt(convnet(), method, channels_last="auto", example=XS[0], **hyper)
+
+    first, later = fresh(theirs), fresh(ours)
+    play(first, XS[:2])
+    first.save(tmp_path / "state")
+    later.load(tmp_path / "state")
+    nets = [net for net in (*later.modules(), *later._fresh[0].modules()) if isinstance(net, SplitModel)]
+    assert len(nets) >= (1 if method == "tsd" else 3)
+    for net in nets:
+        conv = next(m for m in net.model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 1)
+        assert net.engine.channels_last is theirs
+        assert conv.weight.is_contiguous(memory_format=torch.channels_last) is theirs
+    assert same(play(first, XS[2:]), play(later, XS[2:]))
+
+
+def test_what_was_said_stays_so(tmp_path: Path) -> None:
+    """A file brings what was to be found out, not what was said."""
+    first = trueup.adapt(convnet(), "tent", precision="auto")
+    play(first, XS[:2])
+    first.save(tmp_path / "state")
+    later = trueup.adapt(convnet(), "tent", precision="auto", channels_last=True)
+    later.load(tmp_path / "state")
+    assert later.net.engine.channels_last is True
+
+
+def test_a_model_may_have_no_part_in_what_is_measured() -> None:
+    """Where only an auxiliary head is to be updated, the logits have no gradient."""
+
+    class Aux(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.aux = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.aux(x)
+            out: Tensor = self.fc(x)
+            return out
+
+    adapter = trueup.adapt(Aux(), "tent", params="aux", precision="auto")
+    assert adapter(torch.randn(4, 4)).isfinite().all()
+
+
+def test_volumes_keep_their_layout() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(1, 4, 3), nn.BatchNorm3d(4), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 3))
+    x = torch.randn(6, 1, 6, 6, 6)
+    plain, last = (trueup.adapt(model, "tent", channels_last=c) for c in (False, True))
+    assert same([plain(x), plain(x)], [last(x), last(x)])
+
+
+def test_moments_follow_the_layout_of_their_parameters() -> None:
+    """A fused step reads both as they lie in memory."""
+    adapter, plain = (trueup.adapt(convnet(), "tsd", lr=1e-2) for _ in range(2))
+    play(adapter, XS[:2])
+    play(plain, XS[:2])
+    adapter.to(memory_format=torch.channels_last)
+    state = adapter._optimizer.state
+    assert {v.stride() == p.stride() for p, kept in state.items() for v in kept.values() if v.shape == p.shape} == {
+        True
+    }
+    for a, b in zip(play(adapter, XS[2:]), play(plain, XS[2:]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["ema", "mix", "prior"])
+def test_squares_of_halves_do_not_overflow(norm: str) -> None:
+    """Activations of 1,000 are fine in fp16; their squares are not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    x = torch.randn(16, 4) * 1000
+    plain, half = (trueup.adapt(model, "tent", norm=norm, precision=p) for p in ("float32", "fp16"))
+    torch.testing.assert_close(plain(x), half(x), rtol=0.05, atol=0.05)
+
+
+def test_a_scale_that_is_too_large_shrinks(tmp_path: Path) -> None:
+    """In fp16 a gradient is multiplied by 4,096 on its way; where that is too much, it is less from then on."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 5), torch.randn(2, 64) * 1000
+    nn.init.normal_(model.weight, std=1e-4)
+
+    def fresh() -> trueup.Adapter:
+        return trueup.adapt(model, "tent", params="all", precision="fp16", lr=1e-6)
+
+    adapter = fresh()
+    play(adapter, [x] * 6)
+    shrunk = adapter.net.steps.shrunk
+    assert adapter.updates == 6 - shrunk < 6
+    assert adapter.net.scale == 4096 / 4**shrunk > 1
+    adapter.save(tmp_path / "state")
+    later = fresh()
+    later.load(tmp_path / "state")
+    assert later.net.scale == adapter.net.scale
+    assert same(play(adapter, [x] * 2), play(later, [x] * 2))
+    adapter.reset()
+    assert adapter.net.scale == 4096
+    assert same(play(adapter, [x] * 6), play(fresh(), [x] * 6))
 
 
 # Graphs
@@ -247,6 +338,32 @@ def test_a_graph_is_made_once_for_all_batches_of_a_size() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before > 0
 
 
+@pytest.mark.usefixtures("eager")
+def test_every_model_has_its_graphs() -> None:
+    """However many there were before; each is made once."""
+    for i in range(10):
+        model = nn.Sequential(nn.Linear(4, 3 + i), nn.BatchNorm1d(3 + i), nn.Linear(3 + i, 3))
+        adapter = trueup.adapt(model, "tent", compile=True)
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        play(adapter, [torch.randn(8, 4) for _ in range(3)])
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_small_batches_of_masks_run_without_a_graph_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    def graphs(norm: str) -> int:
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        adapter = trueup.adapt(segnet(), "tent", compile=True, norm=norm)
+        play(adapter, [scenes(4, seed=i)[0] for i in range(2)])
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
+
+    with caplog.at_level(logging.INFO, logger="trueup"):
+        assert graphs("source") > 0
+        assert "without a graph" not in caplog.text
+        assert graphs("batch") == 0
+    assert caplog.text.count("run without a graph") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 def test_compiled_code_answers_the_same() -> None:
@@ -271,17 +388,3 @@ def test_compiled_code_answers_the_same() -> None:
 def test_what_does_not_go_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         trueup.adapt(convnet(), "tent", **wrong)
-
-
-@pytest.mark.parametrize("method", ["tsd", "t3a"])
-def test_low_memory_stores_features_in_half_precision(method: str, tmp_path: Path) -> None:
-    plain, low = (trueup.adapt(convnet(), method, memory=memory) for memory in ("usual", "low"))
-    for a, b in zip(play(plain, XS), play(low, XS), strict=True):
-        torch.testing.assert_close(a, b, rtol=0.02, atol=0.05)
-    for name, t in low.state.named_buffers():
-        assert t.dtype == (torch.float16 if name in ("features", "probs") else plain.state.get_buffer(name).dtype)
-    assert low.state.features.any()
-    low.save(tmp_path / "state")
-    later = trueup.adapt(convnet(), method, memory="low")
-    later.load(tmp_path / "state")
-    assert same(play(low, XS), play(later, XS))

@@ -30,7 +30,7 @@ def adapt(
     std: float | Sequence[float] | None = None,
     seed: int = 0,
     precision: str = "float32",
-    channels_last: bool | str = False,
+    channels_last: bool | str | None = None,
     compile: bool = False,  # noqa: A002  (what torch calls it)
     memory: str = "usual",
     **hyper: Any,
@@ -47,7 +47,8 @@ def adapt(
     mean, std: how images were normalised, for methods that look at views of them; without, no view is clipped.
     seed: of the adapter's own random stream.
     precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster here.
-    channels_last: whether convolutions run with their channels last in memory; "auto" measures that, too.
+    channels_last: whether convolutions run with their channels last in memory; "auto" measures that, too. If nothing is
+        said, they do with memory="low", where the model can.
     compile: let torch.compile make a graph of the network when it first runs.
     memory: "low" works out activations again in backward, and keeps features in half precision.
     """

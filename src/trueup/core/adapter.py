@@ -13,14 +13,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from trueup import devices
 from trueup.augment import Pixels
 from trueup.core import files
-from trueup.core.copying import copy_model, kept_tensors, move_state, put
+from trueup.core.copying import copy_model, follow_parameters, kept_tensors, move_state, put
 from trueup.core.describe import describe
 from trueup.core.engine import Engine
 from trueup.core.guard import Guard, Health
 from trueup.core.heads import look_for_head
-from trueup.core.inputs import check_input, check_logits
+from trueup.core.inputs import check_input, check_logits, check_model, check_values
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
 from trueup.core.method import GradientMethod, Method, flag, whole
@@ -33,6 +34,7 @@ from trueup.core.robust import LEAST
 from trueup.core.sharpness import backward, second_loss
 from trueup.core.snapshot import capture, restore
 from trueup.core.split import Output, SplitModel
+from trueup.core.steps import decides, step_if_finite
 from trueup.core.tuning import tuned
 from trueup.core.watch import Watch
 
@@ -50,12 +52,9 @@ class Adapter(nn.Module):
     ) -> None:  # fmt: skip
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        check_model(model)
         if isinstance(model, Adapter):
             raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
-        if isinstance(model, torch.jit.ScriptModule):
-            raise TypeError("a TorchScript model cannot be adapted; pass the module it was made from")
         whole("seed", seed, 0)
         flag("multilabel", multilabel)
         self.method, self.multilabel, self._given = method, multilabel, given
@@ -67,7 +66,7 @@ class Adapter(nn.Module):
         self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
         self.net.use(engine or Engine())
         self.state = nn.Module()
-        self.batches = self.updates = 0
+        self.batches = 0
         self._head, self._digest = head, ""
         self._built = self._prepared = False
         self._warned: set[str] = set()
@@ -167,10 +166,8 @@ class Adapter(nn.Module):
     def _update(self, out: Output) -> None:
         """The only optimiser step."""
         optimizer = self._optimizer
-        if optimizer is None:
-            return
-        loss = self._hooks.loss(self.net, out, self.state)
-        if loss is None:
+        loss = None if optimizer is None else self._hooks.loss(self.net, out, self.state)
+        if optimizer is None or loss is None:
             return
         if not loss.requires_grad:
             self._warn_once("the loss of %s does not depend on any selected parameter", self.method.info.name)
@@ -178,22 +175,29 @@ class Adapter(nn.Module):
         optimizer.zero_grad(set_to_none=True)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         again = partial(second_loss, self._hooks, self.net, self.state, out)
-        if (loss := backward(loss, parameters, self.method.radius, again, self.net.engine.scale)) is None:
+        if (loss := backward(loss, parameters, self.method.radius, again, self.net.scale)) is None:
             optimizer.zero_grad(set_to_none=True)
             return
         grads = [p.grad for p in parameters if p.grad is not None]
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
-        if not bool(size.isfinite()):
-            log.warning("batch %d: the gradient is not finite; the update is skipped", self.batches)
+        if self._watch is None and devices.waits(size) and decides(optimizer):
+            self.net.steps.taken(step_if_finite(optimizer, size))
+        elif not bool(size.isfinite()):
+            self.net.steps.left_out()
             if self._watch is not None:
                 self._watch.stuck(self)
         elif self._watch is None or not self._watch.refuses(self, float(loss.detach()), float(size)):
             optimizer.step()
-            torch.clear_autocast_cache()  # it holds copies of the weights as they were
-            self.updates += 1
+            self.net.steps.taken()
             if self._watch is not None:
                 self._watch.stepped(self)
+        torch.clear_autocast_cache()  # it holds copies of the weights as they were
         optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def updates(self) -> int:
+        """How many steps were taken; on a device that decides on them by itself, to ask is to wait for it."""
+        return self.net.steps.count
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
@@ -208,6 +212,7 @@ class Adapter(nn.Module):
 
     def _probe(self, x: Tensor) -> None:
         """Find the head with a batch, then build. A copy is probed: some models change themselves as they run."""
+        check_values(x)
         strict, least = "head" in self.method.info.needs, 1 if self.multilabel else 2
         needed = strict or getattr(self.method, "params", None) in ("head", "backbone")
         with self._random.drawing(x.device), torch.no_grad():
@@ -231,8 +236,7 @@ class Adapter(nn.Module):
         if x is not None and net.engine.open:
             with self._random.drawing(x.device):
                 net.use(tuned(net, x, learns=bool(selected)))
-        watched = {**selected, **dict(net.model.named_buffers())}
-        self._source = {name: t.detach().clone() for name, t in watched.items()}
+        self._source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}
         self._fresh = (self._init(),)
         self._built = True
         self.reset()
@@ -251,7 +255,8 @@ class Adapter(nn.Module):
     def reset(self) -> None:
         """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
         self._random.restart()
-        self.batches = self.updates = 0
+        self.batches = 0
+        self.net.steps.restart()
         if self._watch is not None:
             self._watch.restart()
         if self._built:
@@ -338,8 +343,7 @@ class Adapter(nn.Module):
         self._digest = ""
         for module in (self.state, *self._fresh):
             move_state(module, fn)
-        if self._optimizer is not None:  # loading moves its state to where the parameters are
-            self._optimizer.load_state_dict(self._optimizer.state_dict())
+        follow_parameters(self._optimizer)
         return self
 
     __repr__ = describe

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trueup.core.engine import replaced
 from trueup.core.heads import run
+from trueup.core.recompute import replaced
 
 Calls = list[tuple[Tensor, Tensor]]
 
@@ -35,19 +36,21 @@ class Graph:
     def __init__(self) -> None:
         self._function: Callable[[Tensor], tuple[Any, Calls]] | None = None
         self._heard: Callable[..., Any] | None = None
+        self._calls: Calls = []
 
     def __call__(self, model: nn.Module, layer: nn.Module | None, x: Tensor) -> tuple[Any, Calls]:
         """The model's answer, and what went in and out of a layer."""
         if self._function is None:
             self._make(model, layer)
         assert self._function is not None
+        self._calls.clear()  # a forward that failed has left some
         # The same function each time: another would be compiled anew.
         with nullcontext() if layer is None or self._heard is None else replaced(layer, self._heard):
             answer: tuple[Any, Calls] = run(self._function, x)
         return answer
 
     def _make(self, model: nn.Module, layer: nn.Module | None) -> None:
-        calls: Calls = []
+        calls = self._calls
         if layer is not None:
             forward = layer.forward
 
@@ -59,11 +62,14 @@ class Graph:
             self._heard = heard
 
         def whole(x: Tensor) -> tuple[Any, Calls]:
-            calls.clear()
             answer = model(x)
-            return answer, list(calls)
+            heard = list(calls)
+            calls.clear()  # so that the next call finds as many as this one did: that is part of what is compiled for
+            return answer, heard
 
-        self._function = torch.compile(whole)
+        # Code of its own: torch makes only so many graphs of one code, and those of all models would count.
+        code = whole.__code__.replace()
+        self._function = torch.compile(FunctionType(code, globals(), whole.__name__, None, whole.__closure__))
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Neither a file nor a copy takes the graph along."""

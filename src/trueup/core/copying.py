@@ -40,6 +40,22 @@ def put(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
+def follow_parameters(optimizer: torch.optim.Optimizer | None) -> None:
+    """Let an optimiser's state follow its parameters to their device, precision and layout."""
+    if optimizer is None:
+        return
+    optimizer.load_state_dict(optimizer.state_dict())  # which moves and converts
+    for p, kept in optimizer.state.items():
+        kept |= {key: laid_out_like(value, p) for key, value in kept.items() if isinstance(value, Tensor)}
+
+
+def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """A value of a parameter's shape in its memory layout, which fused steps rely on; others as they are."""
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
 def move_state(state: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
     """Let a method's state follow the model to its device and to higher precision, never to lower.
 

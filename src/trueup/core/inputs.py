@@ -9,6 +9,18 @@ from trueup import devices
 LARGEST = 1e12
 
 
+class NotFiniteError(ValueError):
+    """What a model makes of a batch is not finite, although the batch is."""
+
+
+def check_model(model: nn.Module) -> None:
+    """An error for what cannot be copied and adapted."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("a TorchScript model cannot be adapted; pass the module it was made from")
+
+
 def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
     """An error that names the way out, for a batch that the model cannot use; `rows`: also for a single row."""
     if not isinstance(x, Tensor):

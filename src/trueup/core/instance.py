@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trueup.core.inputs import NotFiniteError
+
 RATE = 0.01  # how far a batch that is learnt from moves the estimates
 
 
@@ -84,7 +86,9 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def _move(seen: dict[_BatchNorm, tuple[Tensor, Tensor]]) -> None:
     """Move the estimates to what was seen, unless that is not finite."""
     if not all_finite(t for moments in seen.values() for t in moments):
-        raise ValueError("the batch's normalisation statistics are not finite: its values are too large for this model")
+        raise NotFiniteError(
+            "the batch's normalisation statistics are not finite: its values are too large for this model"
+        )
     with torch.no_grad():
         for layer, (mean, variance) in seen.items():
             assert layer.running_mean is not None

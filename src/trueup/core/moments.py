@@ -39,14 +39,15 @@ def remember(adapter: Adapter) -> Moment:
 @contextmanager
 def all_or_nothing(adapter: Adapter) -> Iterator[None]:
     """What fails in here has not happened, to the bit: for a batch that is taken in several parts."""
-    moment, updates, random, watch = remember(adapter), adapter.updates, adapter._random.states, adapter._watch
+    moment, random, watch, steps = remember(adapter), adapter._random.states, adapter._watch, adapter.net.steps
+    counts = steps.count, steps.shrunk
     marks = copy.deepcopy((watch.marks, watch.memory)) if watch is not None else None
     kept = list(watch.kept) if watch is not None else []
     try:
         yield
     except BaseException:
         back_to(adapter, moment)
-        adapter.updates, adapter._random.states = updates, random
+        adapter._random.states, (steps.count, steps.shrunk) = random, counts
         if watch is not None and marks is not None:
             (watch.marks, watch.memory), watch.kept = marks, kept
         raise

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.core.copying import put
+from trueup.core.copying import laid_out_like, put
+from trueup.core.engine import Engine
 from trueup.core.method import GradientMethod, whole
 from trueup.core.moments import Moment
 from trueup.core.registry import suited
+from trueup.core.split import SplitModel
 from trueup.version import __version__
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "task": adapter.task,
         "batches": adapter.batches,
         "updates": adapter.updates,
+        "shrunk": adapter.net.steps.shrunk,
         "prepared": adapter._prepared,
         "engine": {key: getattr(adapter.net.engine, key) for key in USUAL},
         "optimizer": optimizer,
@@ -82,13 +85,15 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state. A copy does so first: a file that is wrong somewhere changes nothing."""
     # Older files do not say all of it.
-    usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL}
+    usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL, "shrunk": 0}
     header = {**usual, **header}
     twin, keeper = copy.deepcopy(adapter), adapter._keeper
     try:
         _refuse_foreign(adapter, header, path)
-        if twin.net.engine.open or twin.net.engine.measured:
-            twin.net.use(replace(twin.net.engine, measured=True, **{key: header["engine"][key] for key in USUAL}))
+        found = twin.net.engine.open or twin.net.engine.measured
+        if found:  # or else it was said how to run
+            theirs = {key: header["engine"][key] for key in found}
+            _run_so(twin, replace(twin.net.engine, measured=found, **theirs))
         if not adapter._built:
             whole("classes", header["classes"], 1)
             twin._build(header["head"], header["classes"], header["task"])
@@ -100,8 +105,15 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     adapter._keeper = keeper
 
 
+def _run_so(adapter: Adapter, engine: Engine) -> None:
+    """The model, and the networks that a method keeps."""
+    kept = [net for state in (adapter.state, *adapter._fresh) for net in state.modules() if isinstance(net, SplitModel)]
+    for net in (adapter.net, *kept):
+        net.use(engine)
+
+
 def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
-    for count in ("batches", "updates"):
+    for count in ("batches", "updates", "shrunk"):
         whole(count, header[count], 0)
     parts: dict[str, dict[str, Tensor]] = {
         part: {} for part in ("net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1")
@@ -139,7 +151,8 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
     for device, state in parts["random"].items():
         torch.Generator(device).set_state(state)
     adapter._random.states = parts["random"]
-    adapter.batches, adapter.updates = header["batches"], header["updates"]
+    adapter.batches, adapter.net.steps.count = header["batches"], header["updates"]
+    adapter.net.steps.shrunk = header["shrunk"]
 
 
 def _refuse_foreign(adapter: Adapter, header: dict[str, Any], path: str | Path) -> None:
@@ -230,10 +243,7 @@ def _joined(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():
         i, _, key = name.partition("/")
-        like = parameters[int(i)]
-        if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
-            tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-        state.setdefault(int(i), {})[key] = tensor
+        state.setdefault(int(i), {})[key] = laid_out_like(tensor, parameters[int(i)])
     usual = _usual(adapter)
     for at, values in state.items():
         if not 0 <= at < len(parameters) or values.keys() != usual.keys():

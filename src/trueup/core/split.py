@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,11 +16,15 @@ from torch import Tensor, nn
 from trueup import devices
 from trueup.augment import Pixels
 from trueup.core.compiled import Calls, Graph, listening
-from trueup.core.engine import Engine, blocks_of
+from trueup.core.engine import Engine
 from trueup.core.heads import HeadNotFoundError, as_logits, rows_of, run
-from trueup.core.inputs import check_values, usable
+from trueup.core.inputs import NotFiniteError, check_values, usable
+from trueup.core.recompute import Fitness, UnfitError, blocks_of, recomputing
 from trueup.core.robust import Robust, Rows, usual, watching
 from trueup.core.statistics import batch_statistics, normalizing
+from trueup.core.steps import Steps
+
+log = logging.getLogger("trueup")
 
 # A segmenter's layer that sees fewer values per channel than this keeps the source's statistics: DeepLab pools a whole
 # image into one value, and the deviation of a batch of few such values is noise.
@@ -73,7 +78,10 @@ class SplitModel(nn.Module):
         self.selected: dict[str, nn.Parameter] = {}
         self.pixels: Pixels | None = None  # how its images were normalised, if that is known
         self.engine = Engine()
+        self.steps = Steps()
         self._graph: Graph | None = None
+        self._fitness, self._forgets, self._said = Fitness(), False, False
+        self._moved: set[str] = set()  # weights that were laid out with channels last
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
         self._reading = self._centred = False
@@ -86,7 +94,7 @@ class SplitModel(nn.Module):
     def use(self, engine: Engine) -> None:
         """Run the model so from now on."""
         engine.suits(self.norm)
-        engine.lay_out(self.model)
+        engine.lay_out(self.model, self._moved)
         self.engine = engine
         self._graph = Graph() if engine.compile else None
 
@@ -96,6 +104,11 @@ class SplitModel(nn.Module):
         if self.norm == "robust":
             self.policy = Robust(self.model, None if self.dense or self.multilabel else self.channels)
             self.twice = self.policy.layers > 0
+
+    @property
+    def scale(self) -> float:
+        """What a loss is multiplied with before its gradient is worked out."""
+        return self.steps.scale(self.engine.scale)
 
     @property
     def fewest(self) -> int:
@@ -116,6 +129,27 @@ class SplitModel(nn.Module):
     def forward(self, x: Tensor, *, update: bool = False) -> Output:
         """One pass; `update` lets the normalisation policy keep what it estimates, else it only reads."""
         update = update and not self._reading
+        if self.engine.memory == "usual" or not torch.is_grad_enabled():
+            return self._watched(x, update=update)
+        # A block that turns out to be unfit is left out from then on, and the pass is taken again from the start.
+        fitness = self._fitness
+        buffers = {} if fitness.proven else {name: t.clone() for name, t in self.model.named_buffers()}
+        fitness.ran = set() if self.norm.startswith("ema") else None
+        try:
+            with self._forgetting():
+                out = self._watched(x, update=update)
+        except UnfitError as error:
+            fitness.unfit.add(error.block)
+            for name, t in buffers.items():
+                self.model.get_buffer(name).copy_(t)
+            return self.forward(x, update=update)
+        finally:
+            fitness.ran = None
+        fitness.proven = True
+        return out
+
+    def _watched(self, x: Tensor, *, update: bool) -> Output:
+        """One pass, whose rows are kept for robust estimates."""
         if not update or not isinstance(self.policy, Robust):
             return self._pass(x, update=update)
         with watching(self.model) as rows:
@@ -145,9 +179,9 @@ class SplitModel(nn.Module):
             features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
             # One look: a device is waited for once, before anything is remembered.
             fine = (_length(features) + _length(logits)).isfinite()
-            if not bool(fine & usable(x) if devices.waits(x) else fine):
+            if not self.steps.look(fine & usable(x) if devices.waits(x) else fine):
                 check_values(x)
-                raise ValueError(
+                raise NotFiniteError(
                     "the model's answer to this batch is not finite: the values are too large, "
                     "or adaptation went astray (reset() goes back, a smaller lr helps)"
                 )
@@ -159,8 +193,7 @@ class SplitModel(nn.Module):
     def _run(self, x: Tensor) -> tuple[Any, Calls]:
         """The model's answer, and what went in and out of its head."""
         placed, layer = self.engine.placed(x), self.layer if self.head is not None else None
-        blocks = blocks_of(self.model, self.head) if self.engine.memory == "low" else []
-        with self.engine.running(blocks, x.device.type):
+        with self.engine.running(x.device.type):
             if self._graph is not None and self._compiles(len(x)):
                 return self._graph(self.model, layer, placed)
             with listening(layer) as calls:
@@ -168,16 +201,38 @@ class SplitModel(nn.Module):
 
     def _compiles(self, rows: int) -> bool:
         """Whether a batch of so many images runs as a graph; one of very few has statistics layer by layer."""
-        return self._graph is not None and rows >= self.fewest
+        if self._graph is None:
+            return False
+        many = self.norm == "source" or rows >= self.fewest
+        if not many and not self._said:
+            log.info("batches of less than %d images run without a graph, unless with norm='source'", self.fewest)
+            self._said = True
+        return many
 
     def _statistics(self, rows: int, *, update: bool) -> AbstractContextManager[None]:
         if self._compiles(rows):
             return batch_statistics(self.model) if self.norm == "batch" else nullcontext()
         return normalizing(self.model, self.norm, update=update, fewest=self.fewest, centred=self._centred)
 
-    def normalizing(self, rows: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def normalizing(self, rows: int) -> Iterator[None]:
         """The policy, for what runs outside of a forward of this class: recomputation in backward. It only reads."""
-        return nullcontext() if self._compiles(rows) else self._statistics(rows, update=False)
+        with self._forgetting(), nullcontext() if self._compiles(rows) else self._statistics(rows, update=False):
+            yield
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Blocks keep only what goes into them, if memory is to be low; also in models that recompute by themselves."""
+        if self.engine.memory == "usual" or self._forgets:
+            yield
+            return
+        self._forgets = True
+        try:
+            layer = self.layer if self.head is not None else None
+            with recomputing(blocks_of(self.model, self.head), layer, self._fitness):
+                yield
+        finally:
+            self._forgets = False
 
     @contextmanager
     def centred(self) -> Iterator[None]:

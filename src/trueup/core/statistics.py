@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trueup.core.inputs import NotFiniteError
 from trueup.core.instance import all_finite, correcting
 
 Moments = tuple[Tensor, Tensor]  # mean and biased variance per channel
@@ -122,6 +123,7 @@ def _following(model: nn.Module, name: str, number: float, fewest: int) -> Itera
             mean, variance = (layer.running_mean, layer.running_var) if name == "ema" else kept[layer]
             assert mean is not None
             assert variance is not None
+            x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of halves overflow
             batch = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
             moments = (batch[1].to(mean), batch[0].to(mean))
             layer.running_mean, layer.running_var = rule((mean, variance), moments, number, len(x))
@@ -149,7 +151,9 @@ def keep(running: Sequence[Optional], used: Sequence[Optional]) -> None:
     """Copy moments into the running estimates, unless they are not finite."""
     pairs = [(r, u) for old, new in zip(running, used, strict=True) for r, u in zip(old, new, strict=True)]
     if not all_finite(u for _, u in pairs if u is not None):
-        raise ValueError("the batch's normalisation statistics are not finite: its values are too large for this model")
+        raise NotFiniteError(
+            "the batch's normalisation statistics are not finite: its values are too large for this model"
+        )
     with torch.no_grad():
         for target, value in pairs:
             if target is not None and value is not None and value is not target:

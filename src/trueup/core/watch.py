@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trueup.core.anchor import drift, pull, restore_part, restore_some, source_logits
 from trueup.core.copying import move_state
 from trueup.core.guard import Event, Guard, Health
-from trueup.core.inputs import LARGEST, bad_rows
+from trueup.core.inputs import LARGEST, NotFiniteError, bad_rows
 from trueup.core.moments import Moment, back_to, remember
 from trueup.core.rules import Action, Rule, signs
 
@@ -131,8 +131,8 @@ class Watch:
         none = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         try:
             return adapter._answer(x), none
-        except ValueError as error:
-            if not adapter._built or "not finite" not in str(error):
+        except NotFiniteError:
+            if not adapter._built:
                 raise
         none = ~(torch.linalg.vector_norm(source_logits(adapter, x).flatten(1), dim=1) < VAST)
         if not bool(none.any()):
@@ -141,10 +141,8 @@ class Watch:
             return None, none
         try:
             return adapter._answer(x[~none]), none
-        except ValueError as error:
-            if "not finite" not in str(error):
-                raise
-        self._fall_back(adapter, "there is no answer that is finite")
+        except NotFiniteError:
+            self._fall_back(adapter, "there is no answer that is finite")
         return source_logits(adapter, x[~none]), none
 
     # Around a step

@@ -1,0 +1,85 @@
+"""Optimiser steps: which are left out because a gradient is not finite, and how many were taken."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger("trueup")
+
+
+def decides(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimiser's kernels can leave out a step by themselves: torch's fused Adam and AdamW."""
+    # Fused SGD can, too, but leaves the momentum of a first step that it left out without a value.
+    groups = optimizer.param_groups
+    return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and all(g.get("fused") for g in groups)
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer, size: Tensor) -> Tensor:
+    """A step that the device leaves out where the size of the gradient is not finite: 1 if it did, else 0.
+
+    To the bit no step: parameters, moments and the count of steps stay. The host does not wait.
+    """
+    held = (~size.isfinite()).to(torch.float32)
+    optimizer.found_inf = held  # type: ignore[attr-defined]  # what torch's own scaler of gradients sets
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # type: ignore[attr-defined]
+    return held
+
+
+class Steps:
+    """Counts optimiser steps. Of those that a device decides on, the host reads with its next look what became."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._held: Tensor | None = None  # how many of the counted were left out, as far as nobody has read it
+        self.shrunk = 0  # how often the factor against underflow was too large
+
+    @property
+    def count(self) -> int:
+        """How many were taken. To ask may be to wait for a device."""
+        if self._held is not None:
+            self._learn(float(self._held))
+        return self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        """What is set is known."""
+        self._count, self._held = count, None
+
+    def scale(self, usual: float) -> float:
+        """What a loss is multiplied with against underflow: less, each time that a gradient was not finite."""
+        return max(1.0, usual * 0.25**self.shrunk)
+
+    def left_out(self, count: int = 1) -> None:
+        """So many gradients were not finite."""
+        self.shrunk = min(self.shrunk + count, 8)
+        log.warning("the gradient is not finite; %d update%s left out", count, " is" if count == 1 else "s are")
+
+    def restart(self) -> None:
+        """As before the first."""
+        self.count = self.shrunk = 0
+
+    def taken(self, held: Tensor | None = None) -> None:
+        """One more; with `held`, unless that is 1."""
+        self._count += 1
+        if held is not None:
+            self._held = held if self._held is None else self._held + held
+
+    def look(self, fine: Tensor) -> bool:
+        """Read whether something is so, and with it what became of steps: one wait for both."""
+        if self._held is None:
+            return bool(fine)
+        good, held = torch.stack([fine.to(self._held), self._held]).tolist()
+        self._learn(held)
+        return bool(good)
+
+    def _learn(self, held: float) -> None:
+        self._held = None
+        if held:
+            self._count -= int(held)
+            self.left_out(int(held))
