@@ -27,9 +27,13 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/collapse.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/peak.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/parts.py
 	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/sketch.py
+	$(BIN)/python benchmarks/ways.py
+	$(BIN)/python benchmarks/table.py
 	$(BIN)/python benchmarks/draw.py
 
 mutants: .venv/ready

@@ -36,6 +36,7 @@ NAMES = {
     "tsd-norm": ("tsd, norms", OURS),
     "tsd-late": ("tsd, late layers", OURS),
     "tsd-all": ("tsd, all", OURS),
+    "tsd-low": ("tsd, low memory", OURS),
     "bare": ("network, whole step", BARE),
     "released": ("tsd as released", RELEASED),
 }

@@ -35,7 +35,8 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
 
 
 RATIOS = ("bank.py", "imports.py", "loading.py", "pixels.py", "step.py", "throughput.py", "growth.py", "parts.py")
-MEASURED = dict.fromkeys(RATIOS, "ratio")
+RATIOS += ("sketch.py", "ways.py", "stream.py")
+MEASURED = dict.fromkeys(RATIOS, "ratio") | {"peak.py": "of that of all"}
 MEASURED |= {"guard.py": "free signals", "collapse.py": "alarms in", "memory.py": "MB by the end"}
 MEASURED |= {"passes.py": "forwards", "field.py": "| `memo` |", "waiting.py": "waits", "draw.py": "panels"}
 

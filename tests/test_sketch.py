@@ -23,8 +23,9 @@ CLASSES = 4
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short features have sketches, too."""
+    """Short features have sketches, too, and a bank that is not large is searched by them."""
     monkeypatch.setattr(search, "SHORTEST", 1)
+    monkeypatch.setattr(search, "FEWEST", 1500)
 
 
 def bank_of(z: Tensor, order: int = 2, **kinds: Any) -> Bank:

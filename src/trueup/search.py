@@ -17,7 +17,7 @@ from trueup import devices
 LIMIT = 2**24  # similarities that a search holds at once: it walks over the bank in parts that are as large
 CANDIDATES = 200  # entries that are compared exactly for each query
 SHORTER, SHORTEST = 4, 256  # a sketch has a quarter of a feature's length, but not less than this
-FEWEST = 10 * CANDIDATES  # rows from which on sketches are worth it
+FEWEST = 100 * CANDIDATES  # rows from which on sketches pay: to gather a candidate costs as much as tens of products
 CACHE = 2**19  # features' values that a CPU gathers at once: larger buffers are got from the system each time
 
 
