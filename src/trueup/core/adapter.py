@@ -62,7 +62,8 @@ class Adapter(nn.Module):
         self._keeper: Keeper | None = None
         self._hooks: Method | PerLabel = method
         self.task: str | None = None
-        self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm).eval()
+        self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
+        self.net.train().eval()  # a change of mode empties the caches of models that keep some
         self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
         self.net.use(engine or Engine())
         self.state = nn.Module()
@@ -318,7 +319,7 @@ class Adapter(nn.Module):
 
         Its BatchNorm layers use running statistics: those estimated with norm="ema" or "robust", else the source's.
         """
-        model = copy_model(self.net.model)
+        model = copy_model(self.net.plain())
         for name, p in model.named_parameters():
             p.requires_grad_(self._flags[name])
         return model

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from trueup.core.caches import Caches
+
 Forward = Callable[..., Any]
 
 
@@ -75,6 +77,8 @@ class Fitness:
     """Whether a whole pass has shown no more of these."""
     ran: set[object] | None = None
     """Those that ran in this pass, where to run again is to run with other statistics."""
+    caches: Caches = field(default_factory=Caches)
+    """What a model keeps of a forward: it is forgotten before a block runs again, too."""
 
 
 @contextmanager
@@ -121,6 +125,8 @@ def _forgetful(block: nn.Module, forward: Forward, fitness: Fitness) -> Forward:
 
         def once_more() -> Any:
             nonlocal first
+            if not first:
+                fitness.caches.forget()
             inputs = (args, kwargs) if first else tree_map(lambda leaf: leaf, given)
             first = False
             return forward(*inputs[0], **inputs[1])

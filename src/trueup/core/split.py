@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trueup import devices
 from trueup.augment import Pixels
+from trueup.core.caches import Caches
 from trueup.core.compiled import Calls, Graph, listening
 from trueup.core.engine import Engine
 from trueup.core.heads import HeadNotFoundError, as_logits, rows_of, run
@@ -78,9 +79,9 @@ class SplitModel(nn.Module):
         self.selected: dict[str, nn.Parameter] = {}
         self.pixels: Pixels | None = None  # how its images were normalised, if that is known
         self.engine = Engine()
-        self.steps = Steps()
+        self.steps, self.caches = Steps(), Caches()
         self._graph: Graph | None = None
-        self._fitness, self._forgets, self._said = Fitness(), False, False
+        self._fitness, self._forgets, self._said = Fitness(caches=self.caches), False, False
         self._moved: set[str] = set()  # weights that were laid out with channels last
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
@@ -196,7 +197,9 @@ class SplitModel(nn.Module):
         with self.engine.running(x.device.type):
             if self._graph is not None and self._compiles(len(x)):
                 return self._graph(self.model, layer, placed)
-            with listening(layer) as calls:
+            self.caches.forget()
+            shows = self.caches.watching(self.model) if torch.is_grad_enabled() else nullcontext()
+            with listening(layer) as calls, shows:
                 return run(self.model, placed), calls
 
     def _compiles(self, rows: int) -> bool:
@@ -288,6 +291,11 @@ class SplitModel(nn.Module):
         features = features.to(weight.dtype)
         scores = self.layer(features) if isinstance(self.layer, nn.Linear) else F.linear(features, weight, bias)
         return _promoted(scores if self.label is None else _two(scores, self.label))
+
+    def plain(self) -> nn.Module:
+        """The model itself, without what it has kept of its last forward."""
+        self.caches.forget()
+        return self.model
 
     def clone(self) -> SplitModel:
         """A frozen copy with its own storage: a teacher, an anchor."""
