@@ -1,4 +1,4 @@
-"""How much memory a TSD step adds at its peak: as usual, with fewer parameters, and with memory="low".
+"""How much memory a TSD step adds at its peak: as usual, and with memory="low".
 
 1,000 classes, a full bank (M = 100), 224 pixels, batches of 32; a process for each variant, and the peak counts from
 before its first step. What is freed goes back to the system at once, so that what is resident is in use.
@@ -14,7 +14,7 @@ from step import M
 from throughput import CASES, in_a_process
 
 BATCH = 32
-VARIANTS = ("tsd-all", "tsd-norm", "tsd-late", "tsd-low")
+VARIANTS = ("tsd-all", "tsd-low")
 
 
 def measure(name: str, late: str, batch: int, size: int, per_class: int) -> list[dict[str, Any]]:

@@ -82,8 +82,47 @@ def growth() -> str:
     return table(["classes", "batch", *(f"M = {m}" for m in sizes)], lines)
 
 
+def one(name: str, **which: Any) -> dict[str, Any]:
+    """The row of a benchmark with these values."""
+    return next(row for row in rows_of(name) if which.items() <= row.items())
+
+
+def goals() -> str:
+    """What was aimed at, and what was measured; medians of ratios."""
+    full = {"classes": 1000, "dim": 2048}
+    bank, stream = one("bank", **full), one("stream")
+    sketch = [row for row in rows_of("sketch") if full.items() <= row.items()]
+    parts = {row["params"]: row for row in rows_of("parts")}
+    waits = [row["waiting_share"] for row in rows_of("waiting")]
+    rows = [
+        [f"whole TSD step over forward + backward + Adam, {network}, batch {row['batch']}",
+         f"{row['tsd_over_bare'][1]:.2f}", "1.05", "step"]
+        for network in ("resnet18", "resnet50") for row in [one("step", network=network)]
+    ] + [
+        ["bank step (insert, prototypes, neighbours) over the bare product and top-k, 100,000 entries of 2,048",
+         f"{bank['step_over_bare'][1]:.2f}", "1.2", "bank"],
+        ["the same by sketches, upkeep included; recall, three kinds of features",
+         f"{min(r['sketch_over_bare'][1] for r in sketch):.2f} to {max(r['sketch_over_bare'][1] for r in sketch):.2f}; "
+         f"{min(r['recall'] for r in sketch):.3f} to {max(r['recall'] for r in sketch):.3f}", "0.7; 0.95", "sketch"],
+        ["insertion and prototypes, times faster than the released way",
+         f"{bank['released_over_write'][1]:,.0f}", "100", "bank"],
+    ] + [
+        [f"of the step that updates all, ResNet-50: `params={name!r}` (by FLOPs {parts[name]['floor']:.2f})",
+         f"{parts[name]['over_all'][1]:.2f}", f"{parts[name]['goal']}", "parts"]
+        for name in ("norm", "layer[34]", "layer4")
+    ] + [
+        ["batch 1,000 over batch 10 of a stream of 128,000 features", f"{stream['late_over_early'][1]:.2f}", "1.05",
+         "stream"],
+        ['what a step adds to memory with `memory="low"`, of the usual, ResNet-50, batch 32',
+         f"{one('peak', network='resnet50', variant='tsd-low')['step_over_all']:.2f}", "0.5", "peak"],
+        ["share of the time that the network waits for images, JPEGs of 256 and of 800 pixels",
+         " and ".join(f"{100 * share:.1f} %" for share in waits), "a few %", "waiting"],
+    ]  # fmt: skip
+    return table(["what", "measured", "aim", "command"], [[*row[:3], f"`benchmarks/{row[3]}.py`"] for row in rows])
+
+
 def page() -> str:
-    return "\n\n".join((speed(), peak(), growth())) + "\n"
+    return "\n\n".join((goals(), speed(), peak(), growth())) + "\n"
 
 
 def main() -> None:

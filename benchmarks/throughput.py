@@ -36,8 +36,8 @@ from trueup.memory import Bank
 
 # Network, batch, rounds, and what of it is late.
 CASES = [
-    ("resnet18", 32, 7, r"layer4"),
-    ("resnet50", 16, 7, r"layer4"),
+    ("resnet18", 32, 5, r"layer4"),
+    ("resnet50", 16, 5, r"layer4"),
     ("vit_b_16", 16, 5, r"encoder_layer_(8|9|10|11)\."),
 ]
 VARIANTS = ("forward", "bare", "source", "bn", "t3a", "tent", "tsd-late", "tsd-norm", "tsd-all", "tsd-low", "released")

@@ -1,6 +1,7 @@
 """Code in the README and every example runs as it stands."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,15 @@ def test_the_field_is_shown_as_it_was_measured() -> None:
     assert (ROOT / "benchmarks" / "results" / "field" / "table.md").read_text() in (
         ROOT / "docs" / "field.md"
     ).read_text()
+
+
+def test_speed_is_shown_as_it_was_measured() -> None:
+    """The tables are those of the records, and on the page."""
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["page"]()
+    assert (ROOT / "benchmarks" / "results" / "speed.md").read_text() == tables
+    shown = (ROOT / "docs" / "fast.md").read_text()
+    for table in tables.strip().split("\n\n"):
+        assert table in shown
 
 
 def test_links_lead_somewhere() -> None:
