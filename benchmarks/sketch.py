@@ -2,9 +2,9 @@
 
 "step" is insertion (with the upkeep of sketches), prototypes and the search; "bare" is the similarity product
 128 × N × D and top-k, which an exact search cannot avoid. Recall is the share of the exact neighbours that are found,
-of queries that are not in the bank themselves. Features are rectified, as a network's are, and made in three ways:
-around a centre for each class ("centres"), in a few directions common to all ("directions"), and with directions of its
-own for each class ("classes").
+of queries that are not in the bank themselves. Features are rectified, as a network's are, and made in four ways:
+around a centre for each class ("centres"), the same with a large part that all have in common ("common"), in a few
+directions of all ("directions"), and with directions of its own for each class ("classes").
 
 Run: python benchmarks/sketch.py [--quick] [--rounds 3]
 """
@@ -22,7 +22,7 @@ from trueup.memory import Bank
 from trueup.search import CANDIDATES
 
 CLASSES, DIM, ROUNDS = 1000, 2048, 11
-KINDS = ("centres", "directions", "classes")
+KINDS = ("centres", "common", "directions", "classes")
 DIRECTIONS, OWN = 64, 8
 
 
@@ -42,8 +42,8 @@ class Features:
 
     def of(self, labels: Tensor) -> Tensor:
         noise = self._normal(len(labels), self.centres.shape[1])
-        if self.kind == "centres":
-            return self.centres[labels].add(noise, alpha=0.5).relu()
+        if self.kind in ("centres", "common"):
+            return self.centres[labels].add(noise, alpha=0.5).add(8 * (self.kind == "common")).relu()
         if self.kind == "directions":
             places = self.places[labels].add(self._normal(len(labels), DIRECTIONS), alpha=0.5)
             z: Tensor = places @ self.common

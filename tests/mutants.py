@@ -60,7 +60,7 @@ MUTANTS = [
         "enabled=False)\n        with exact(), torch.no_grad():\n            method.observe",
         "enabled=True)\n        with exact(), torch.no_grad():\n            method.observe",
     ),
-    ("model: dropout left on", "core/adapter.py", "self.net.train().eval()", "self.net.train()"),
+    ("model: dropout left on", "core/split.py", "self.train().eval()", "self.train()"),
     (
         "model: train() reaches it",
         "core/adapter.py",
@@ -194,7 +194,14 @@ MUTANTS = [
         "similarity = _compared(shelf, queries, rows)",
         "similarity = best[0]",
     ),
-    ("sketch: of raw features", "memory.py", '(feature * values["scale"].unsqueeze(1)) @', "feature @"),
+    (
+        "sketch: of raw features",
+        "memory.py",
+        'self._sketched(feature * values["scale"].unsqueeze(1))',
+        "self._sketched(feature)",
+    ),
+    ("sketch: not around a centre", "memory.py", "self.centre = total / self.counts.sum()", "pass"),
+    ("sketch: the part along the centre is lost", "search.py", "asked[:, -1] = 1", "asked[:, -1] = 0"),
     (
         "sketch: another projection each time",
         "search.py",
@@ -758,8 +765,8 @@ MUTANTS = [
     (
         "engine: teachers run otherwise after a load",
         "core/snapshot.py",
-        "for net in (adapter.net, *kept):",
-        "for net in (adapter.net,):",
+        "for net in networks(twin):",
+        "for net in [twin.net]:",
     ),
     (
         "engine: a layout is never taken back",
@@ -796,14 +803,20 @@ MUTANTS = [
     (
         "low memory: a list that a block writes to",
         "core/recompute.py",
-        "inputs = (args, kwargs) if first else tree_map(lambda leaf: leaf, given)",
-        "inputs = (args, kwargs)",
+        "given = tree_map(lambda leaf: leaf, (args, kwargs))  #",
+        "given = (args, kwargs)  #",
     ),
     (
         "low memory: a block that changes its input",
         "core/recompute.py",
         "if before != [t._version for t in held]:",
         "if False:",
+    ),
+    (
+        "low memory: an input that is changed afterwards",
+        "core/split.py",
+        "if written := fitness.written():",
+        "if written := set():",
     ),
     (
         "low memory: buffers of a pass that is taken again",
@@ -827,17 +840,19 @@ MUTANTS = [
     (
         "caches: what a model keeps of a forward stays",
         "core/split.py",
-        "            self.caches.forget()\n            shows",
-        "            shows",
+        "            model = self.plain()\n",
+        "            model = self.model\n",
     ),
+    ("caches: teachers keep theirs", "core/copying.py", "for net in networks(adapter):", "for net in [adapter.net]:"),
+    ("caches: whatever has a graph", "core/caches.py", "bool(graphs[0] & graphs[1])", "bool(graphs[1])"),
     ("caches: the source answers with what was learnt", "core/anchor.py", "adapter.net.plain()", "adapter.net.model"),
     (
         "caches: there when a block runs again",
         "core/recompute.py",
-        "                fitness.caches.forget()\n",
+        "                caches.put(model, kept)\n",
         "                pass\n",
     ),
-    ("caches: those of the user's model stay", "core/adapter.py", "self.net.train().eval()", "self.net.eval()"),
+    ("caches: those of the user's model stay", "core/split.py", "self.train().eval()", "self.eval()"),
     ("steps: a device never leaves one out", "core/steps.py", "held = (~size.isfinite())", "held = (size != size)"),
     ("steps: those left out are counted", "core/steps.py", "            self._count -= int(held)\n", ""),
     ("steps: the host waits twice", "core/adapter.py", "devices.waits(size) and decides(optimizer)", "False"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import trueup
 from trueup import devices, search
+from trueup.core import files
 from trueup.memory import Bank
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -55,17 +56,18 @@ def test_with_all_as_candidates_it_is_a_full_sort(entries: list, limit: int, k: 
         assert found(bank, queries, k) == sought(queries, z, k, order)
 
 
-def clusters(g: torch.Generator, n: int, dim: int = 256, kinds: int = 50, spread: float = 0.4) -> Tensor:
-    """Rectified features around some centres, as a network has them."""
-    centres = torch.randn(kinds, dim, generator=torch.Generator().manual_seed(7))
-    return (centres[torch.randint(kinds, (n,), generator=g)] + spread * torch.randn(n, dim, generator=g)).relu()
+def clusters(g: torch.Generator, n: int, dim: int = 256, kinds: int = 50, common: float = 0.0) -> Tensor:
+    """Rectified features around some centres, as a network has them; they may have a large part in common."""
+    centres = torch.randn(kinds, dim, generator=torch.Generator().manual_seed(7)) + common
+    return (centres[torch.randint(kinds, (n,), generator=g)] + 0.4 * torch.randn(n, dim, generator=g)).relu()
 
 
+@pytest.mark.parametrize("common", [0.0, 8.0])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("order", [1, 2])
-def test_it_finds_nearly_all_neighbours(order: int, half: bool) -> None:
+def test_it_finds_nearly_all_neighbours(order: int, half: bool, common: float) -> None:
     g = torch.Generator().manual_seed(0)
-    z, queries = clusters(g, 8000), clusters(g, 64)
+    z, queries = clusters(g, 8000, common=common), clusters(g, 64, common=common)
     bank = bank_of(z, order, half=half)
     # The numbers of entries, which are their probabilities, are not exact in halves: rows say which they are.
     exact = torch.nn.functional.normalize(queries, p=order) @ torch.nn.functional.normalize(z, p=order).T
@@ -79,10 +81,8 @@ def _pairs(rows: Tensor) -> list[list[int]]:
 
 
 def _shelf(bank: Bank) -> search.Shelf:
-    n = bank.size
-    return search.Shelf(
-        bank.features, bank.scale, bank.weight, bank.arrival, bank.counts.sum(), n, n, bank.sketches, bank.projection
-    )
+    n, sketches = bank.size, (bank.sketches, bank.centre, bank.projection)
+    return search.Shelf(bank.features, bank.scale, bank.weight, bank.arrival, bank.counts.sum(), n, n, *sketches)
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -138,11 +138,13 @@ def test_an_entry_just_inserted_is_its_own_nearest() -> None:
 def test_sketches_stay_with_their_features(away: bool, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As entries displace one another; on a device, where those who do not stay are written in vain."""
     monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(search, "FEWEST", 12)
     g, bank = torch.Generator().manual_seed(0), Bank(CLASSES, 8, 5, torch.zeros(0), sketch=True, half=half)
     for i in range(20):
         z, q, y, h = offered(g)
         bank.insert(z, q, y, h - i / 100)
-    expected = (bank.features.float() * bank.scale.unsqueeze(1)) @ bank.projection
+    unit = bank.features.float() * bank.scale.unsqueeze(1) - bank.centre
+    expected = torch.cat([unit @ bank.projection, unit @ bank.centre.unsqueeze(1)], dim=1)
     assert bank.sketches.dtype == bank.features.dtype
     torch.testing.assert_close(bank.sketches[: bank.size].float(), expected[: bank.size], rtol=1e-3, atol=1e-3)
     assert expected[: bank.size].abs().amin(dim=0).max() > 0
@@ -238,6 +240,20 @@ def test_a_state_of_the_other_search_is_refused(tmp_path: Path) -> None:
     adapter.save(tmp_path / "state")
     with pytest.raises(ValueError, match="other hyper-parameters"):
         trueup.adapt(convnet(), "tsd").load(tmp_path / "state")
+
+
+def test_a_state_from_before_there_was_a_choice_is_taken(tmp_path: Path) -> None:
+    adapter = trueup.adapt(convnet(), "tsd")
+    play(adapter, XS[:2])
+    adapter.save(tmp_path / "state")
+    tensors, header = files.read(tmp_path / "state")
+    hyper = {k: v for k, v in header["hyperparameters"].items() if k != "search"}
+    files.write(tmp_path / "old", tensors, {**header, "hyperparameters": hyper})
+    later = trueup.adapt(convnet(), "tsd")
+    later.load(tmp_path / "old")
+    assert difference(adapter, later) == []
+    with pytest.raises(ValueError, match=r"other hyper-parameters: \{'search': 'exact'\}, here \{'search': 'sketch'\}"):
+        trueup.adapt(convnet(), "tsd", search="sketch").load(tmp_path / "old")
 
 
 @pytest.mark.parametrize("value", ["faiss", None, True])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup import devices, search
-from trueup.search import Shelf, nearest, projection
+from trueup.search import Shelf, candidates, nearest, projection, sketched
 
 SUM_LIMIT = 2**24  # values that are gathered at once when classes are summed anew
 ARENA = ("features", "probs", "labels", "entropy", "scale", "weight", "arrival")
@@ -60,6 +60,7 @@ class Bank(nn.Module):
     weight: Tensor
     arrival: Tensor
     sketches: Tensor
+    centre: Tensor
     projection: Tensor
     counts: Tensor
     sums: Tensor
@@ -98,10 +99,10 @@ class Bank(nn.Module):
         self.register_buffer("scale", zeros(0))  # 1 / norm, for similarities
         self.register_buffer("weight", zeros(0))  # 1 / L2 norm, for sums of unit features
         self.register_buffer("arrival", zeros(0, dtype=torch.int64))
-        if sketch:
+        if sketch:  # none before the arena is large: `_reserve`
             self.register_buffer("projection", projection(dim, self.scale))
-            self.register_buffer("sketches", zeros(0, self.projection.shape[1], dtype=stored))
-        self._arena = (*ARENA, "sketches") if sketch else ARENA
+            self.register_buffer("centre", zeros(dim))
+            self.register_buffer("sketches", zeros(0, self.projection.shape[1] + 1, dtype=stored))
         # One row per class. The table holds row numbers by (entropy, arrival), then -1; no filter, no table.
         self.register_buffer("counts", zeros(classes, dtype=torch.int64))
         self.register_buffer("sums", zeros(classes, dim, dtype=exact))
@@ -121,11 +122,12 @@ class Bank(nn.Module):
     def verify(self) -> None:
         """Refuse contents, such as a file's, that no entries can have left: they would be used out of place."""
         rows, classes = len(self.features), len(self.sums)
-        fits = all(len(getattr(self, name)) == rows for name in self._arena)
+        fits = all(len(getattr(self, name)) == rows for name in ARENA)
         fits &= all(len(t) == classes for t in (self.counts, self.peak, self.table)) and len(self.seen) == 1
         fits &= self.features.shape[1] == self.sums.shape[1] and self.probs.shape[1] == classes
         if self.sketch:
-            fits &= self.projection.shape == (self.features.shape[1], self.sketches.shape[1])
+            fits &= self.projection.shape == (self.features.shape[1], self.sketches.shape[1] - 1)
+            fits &= len(self.sketches) in (0, rows) and len(self.centre) == len(self.projection)
         fits &= all(t.shape == self.sums.shape for name, t in self.named_buffers() if name == "start")
         fits = fits and bool((self.counts >= 0).all()) and self.size <= rows
         if fits:
@@ -160,6 +162,8 @@ class Bank(nn.Module):
         self._write(change, features, probs=probs, labels=labels, entropy=entropy, arrival=arrival)
         self._count(change.rows, 1, change.stays)
         self._refresh(change.classes, change.left)
+        if self.sketch and not len(self.sketches) and len(self.labels) >= search.FEWEST:
+            self._begin_sketches()
         _, _, least, most, deepest = self._known
         self._known = Known(self.counts, _writes(self.counts), least, min(most + n, self._full), deepest + n)
 
@@ -225,9 +229,21 @@ class Bank(nn.Module):
         if rows <= have:
             return
         capacity = min(max(rows, 2 * have), self._full)
-        for name in self._arena:
+        for name in (*ARENA, "sketches") if self.sketch and len(self.sketches) else ARENA:
             old: Tensor = getattr(self, name)
             setattr(self, name, F.pad(old, [0, 0] * (old.ndim - 1) + [0, capacity - have]))
+
+    def _begin_sketches(self) -> None:
+        """Sketch what is stored, around its mean; from here on newcomers are sketched as they come."""
+        step = max(1, SUM_LIMIT // len(self.centre))
+        parts = list(zip(self.features.split(step), self.scale.split(step), strict=True))
+        # Rows that are not in use have a scale of zero.
+        total = torch.stack([scale @ part.to(scale.dtype) for part, scale in parts]).sum(dim=0)
+        self.centre = total / self.counts.sum()
+        self.sketches = torch.cat([self._sketched(part * scale.unsqueeze(1)) for part, scale in parts])
+
+    def _sketched(self, unit: Tensor) -> Tensor:
+        return sketched(unit, self.centre, self.projection).to(self.sketches.dtype)
 
     def _write(self, change: Change, features: Tensor, **entries: Tensor) -> None:
         """Put newcomers into their rows."""
@@ -238,8 +254,8 @@ class Bank(nn.Module):
         norm = length if self.order == 2 else feature.norm(p=self.order, dim=1)
         values = {name: given.index_select(0, change.chosen) for name, given in entries.items()}
         values |= {"features": feature, "scale": 1 / norm.clamp(min=1e-12), "weight": 1 / length.clamp(min=1e-12)}
-        if self.sketch:
-            values["sketches"] = (feature * values["scale"].unsqueeze(1)) @ self.projection
+        if self.sketch and len(self.sketches):
+            values["sketches"] = self._sketched(feature * values["scale"].unsqueeze(1))
         anyone = None if change.stays is None else change.stays.any()
         for name, value in values.items():
             arena: Tensor = getattr(self, name)
@@ -284,11 +300,11 @@ class Bank(nn.Module):
     @torch.no_grad()
     def neighbors(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k most similar entries of each query: (similarities, probabilities), (N, k) and (N, k, C)."""
-        sketches = self.sketches if self.sketch else None
-        most = self._bound(least=Shelf.enough(k, sketches))
+        begun = self.sketch and len(self.sketches) > 0
+        most = self._bound(least=candidates(k) if begun else k)
         shelf = Shelf(
             self.features, self.scale, self.weight, self.arrival, self.counts.sum(), self._known.least, most,
-            sketches, self.projection if self.sketch else None,
+            *((self.sketches, self.centre, self.projection) if begun else ()),
         )  # fmt: skip
         queries = F.normalize(queries.to(self.scale.dtype), p=self.order, dim=1, eps=1e-12)
         similarity, rows = nearest(shelf, queries, k)

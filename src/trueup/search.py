@@ -1,8 +1,9 @@
 """Which entries of a bank are nearest to some queries: by all products, part by part, or among those of best sketches.
 
-A sketch is a feature's image under a fixed random projection to a quarter of its length. Products of sketches stray
-from those of the features by about 1 / sqrt(length of a sketch), so the nearest are most likely among the first few
-hundred; these candidates are compared exactly. Nothing is trained, and a newcomer costs one small product.
+A sketch is a feature's image under a fixed random projection to a quarter of its length, around a centre. Products
+of sketches stray from those of features by about |a - centre| |b - centre| / sqrt(length of a sketch), so the nearest
+are most likely among the first few hundred; these candidates are compared exactly. Nothing is trained, and a newcomer
+costs one small product.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,8 +26,17 @@ def projection(dim: int, like: Tensor) -> Tensor:
     """Random signs (dim, length of a sketch), the same in every process."""
     length = max(dim // SHORTER, SHORTEST)
     signs = torch.randint(2, (dim, length), generator=torch.Generator().manual_seed(0))
-    scaled: Tensor = (2 * signs - 1) / signs.shape[1] ** 0.5
+    scaled: Tensor = (2 * signs - 1) / length**0.5
     return scaled.to(like)
+
+
+def sketched(values: Tensor, centre: Tensor, projection: Tensor) -> Tensor:
+    """Sketches of normed features, by <a, b> = <a - c, b - c> + <c, b - c> + <a, c> with the centre c.
+
+    The first product is that of projections, the second is one more value of a sketch, the last is the same for all b.
+    """
+    away = values - centre
+    return torch.cat([away @ projection, (away @ centre).unsqueeze(1)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,8 @@ class Shelf:
     least: int  # so many are for sure,
     most: int  # and no more than these
     sketches: Tensor | None = None
+    centre: Tensor | None = None
     projection: Tensor | None = None
-
-    @staticmethod
-    def enough(k: int, sketches: Tensor | None) -> int:
-        """How many rows must be in use for sure, if there are so many, to find k neighbours."""
-        return k if sketches is None or len(sketches) < FEWEST else _candidates(k)
 
 
 def nearest(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -58,11 +64,11 @@ def nearest(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(shelf: Shelf, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    # By the length of the arena, which is the same on all devices and after a load.
-    if shelf.sketches is None or shelf.projection is None or len(shelf.features) < FEWEST:
+    if shelf.sketches is None or shelf.projection is None or shelf.centre is None:
         return _first(shelf, queries, queries, shelf.features, shelf.scale, k)
-    count = min(_candidates(k), shelf.most)
-    rows = _first(shelf, queries, queries @ shelf.projection, shelf.sketches, None, count)[1]
+    asked = sketched(queries, shelf.centre, shelf.projection)
+    asked[:, -1] = 1
+    rows = _first(shelf, queries, asked, shelf.sketches, None, min(candidates(k), shelf.most))[1]
     similarity = _compared(shelf, queries, rows)
     edge = similarity.topk(k, dim=1)
     slack = _slack(shelf, queries, rows.gather(1, edge.indices[:, -1:]))
@@ -98,7 +104,8 @@ def _first(
     return values, rows
 
 
-def _candidates(k: int) -> int:
+def candidates(k: int) -> int:
+    """How many entries are compared exactly to find k neighbours."""
     return max(CANDIDATES, 16 * k)
 
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import Guard
+from trueup.core.registry import get_method
 from trueup.testing.case import difference, play, same
 
 XS = [torch.randn(8, 4, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+PICTURES = [torch.randn(32, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(3)]
 
 
 class Table(nn.Module):
@@ -91,6 +93,83 @@ def test_what_users_have_run_before_is_forgotten(how: Callable[[], Any]) -> None
     ours, theirs = (trueup.adapt(m, "tent", params="all", lr=1e-2) for m in (used, model("nothing")))
     assert same(play(ours, XS), play(theirs, XS))
     assert [t for m in used.modules() if isinstance(m, Table) for t in m.tables.values()] == tables  # still theirs
+
+
+@pytest.mark.parametrize("kind", ["dict", "attribute", "new"])
+@pytest.mark.parametrize("method", ["cotta", "rotta"])
+def test_teachers_forget_too(method: str, kind: str) -> None:
+    hyper: dict[str, Any] = {"views": 2, "every": 8, "capacity": 8}
+    hyper = {k: v for k, v in hyper.items() if k in get_method(method)().hyperparameters()}
+    plain, keeping = (
+        trueup.adapt(images_of(k), method, lr=1e-1, params="all", momentum=0.5, **hyper) for k in ("nothing", kind)
+    )
+    assert same(play(plain, PICTURES), play(keeping, PICTURES))
+    assert plain.updates > 0
+
+
+def images_of(kind: str) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), model(kind))
+
+
+@pytest.mark.parametrize("kind", ["dict", "attribute", "new"])
+def test_robust_statistics_answer_first(kind: str) -> None:
+    """A pass without a gradient comes before the one that learns."""
+    plain, keeping = (
+        trueup.adapt(images_of(k), "tent", norm="robust", params="all", lr=1e-2) for k in ("nothing", kind)
+    )
+    assert same(play(plain, PICTURES), play(keeping, PICTURES))
+    assert plain.updates == len(PICTURES)
+
+
+class Late(nn.Module):
+    """Fails when it is told to."""
+
+    fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if Late.fails:
+            raise RuntimeError("no memory")
+        return x
+
+
+@pytest.mark.parametrize("memory", ["usual", "low"])
+@pytest.mark.parametrize("kind", ["dict", "attribute", "new"])
+def test_a_forward_that_fails_leaves_nothing(kind: str, memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    whole = nn.Sequential(model(kind)[:2], Late(), nn.Linear(4, 3))
+    for example in (None, XS[0]):
+        ours, theirs = (trueup.adapt(whole, "tent", params="all", example=example, memory=memory) for _ in range(2))
+        if example is None:
+            assert same(play(ours, XS[:1]), play(theirs, XS[:1]))
+        monkeypatch.setattr(Late, "fails", True)
+        with pytest.raises(ValueError, match="no memory"):
+            ours(XS[1])
+        monkeypatch.undo()
+        assert same(play(ours, XS[1:]), play(theirs, XS[1:]))
+
+
+class Streaming(nn.Module):
+    """Keeps the last batch's mean with its graph, and reads it without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.last = nn.Linear(4, 3), nn.LayerNorm(4), torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm(x) + self.last.detach()
+        self.last = z.mean(dim=0)
+        out: Tensor = self.fc(z)
+        return out
+
+
+def test_what_a_stream_needs_is_no_cache() -> None:
+    torch.manual_seed(0)
+    stream = Streaming().eval()
+    adapter = trueup.adapt(stream, "tent", params="norm", lr=0.0)
+    answers = play(adapter, XS)
+    with torch.no_grad():
+        expected = [stream(x) for x in XS]
+    assert same(answers, expected)
 
 
 @pytest.mark.slow

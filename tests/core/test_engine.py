@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.core import tuning
+from trueup.core import files, tuning
 from trueup.core.engine import Engine
 from trueup.core.split import SplitModel
 from trueup.testing import convnet, images, scenes, segnet
@@ -227,6 +227,16 @@ def test_what_was_said_stays_so(tmp_path: Path) -> None:
     later = trueup.adapt(convnet(), "tent", precision="auto", channels_last=True)
     later.load(tmp_path / "state")
     assert later.net.engine.channels_last is True
+
+
+def test_a_file_must_say_how_its_model_ran(tmp_path: Path) -> None:
+    first = trueup.adapt(convnet(), "tent", precision="auto", channels_last="auto")
+    play(first, XS[:1])
+    first.save(tmp_path / "state")
+    tensors, header = files.read(tmp_path / "state")
+    files.write(tmp_path / "forged", tensors, {**header, "engine": {"precision": "auto", "channels_last": False}})
+    with pytest.raises(ValueError, match="does not say how its model ran"):
+        trueup.adapt(convnet(), "tent", precision="auto", channels_last="auto").load(tmp_path / "forged")
 
 
 def test_a_model_may_have_no_part_in_what_is_measured() -> None:

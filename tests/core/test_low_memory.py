@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import trueup
+from trueup.core import recompute
 from trueup.core.recompute import blocks_of
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -336,3 +337,85 @@ def test_buffers_are_written_once() -> None:
     assert same(play(usual, SMALL), play(low, SMALL))
     assert same(weights(usual), weights(low))
     assert float(low.net.model[1].seen) == len(SMALL)
+
+
+class Gate(Block):
+    """Is told something by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = torch.zeros(1, 4, 1, 1)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.tanh(super().forward(x, scale) + self.gamma)
+
+
+class Told(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.gen, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.Linear(4, 5)
+        self.blocks = nn.ModuleList([Gate(), Gate()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        gamma = torch.sigmoid(5 * self.gen(x.mean(dim=(0, 2, 3))))[None, :, None, None]
+        for block in self.blocks:
+            block.gamma = gamma
+            x = block(x)
+        out: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return out
+
+
+class Residual(nn.Module):
+    """Adds to the input of a block in place, which is right as long as nobody needs it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.fc = nn.Linear(48, 8), nn.LayerNorm(8), nn.Linear(8, 5)
+        self.blocks = nn.ModuleList([Narrow() for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x[:, :, :4, :4].flatten(1))) * 1.0
+        for block in self.blocks:
+            x += block(x)
+        out: Tensor = self.fc(x)
+        return out
+
+
+class Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.fc(x)))
+
+
+def test_blocks_may_be_told_by_attributes() -> None:
+    torch.manual_seed(0)
+    usual, low = pair(Told(), lr=1e-2)
+    assert same(play(usual, SMALL), play(low, SMALL))
+    assert same(weights(usual), weights(low))
+    assert not low.net._fitness.unfit
+
+
+def test_an_input_may_be_written_to_afterwards() -> None:
+    torch.manual_seed(0)
+    usual, low = pair(Residual(), params="norm", lr=1e-2)
+    assert same(play(usual, SMALL), play(low, SMALL))
+    assert same(weights(usual), weights(low))
+    assert usual.updates == len(SMALL)
+    assert len(low.net._fitness.unfit) == 3
+
+
+def test_the_random_state_of_a_device_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch knows the device by what goes into a block."""
+    seen: list[int] = []
+    run = recompute.checkpoint
+    monkeypatch.setattr(
+        recompute, "checkpoint", lambda f, *args, **kw: (seen.append(len(args)), run(f, *args, **kw))[1]
+    )
+    _, low = pair(made(Block(), Block()))
+    low(SMALL[0])
+    assert seen
+    assert set(seen) == {1}

@@ -48,7 +48,7 @@ BY_CLASS = (
 BY_ANSWER = ("replay", "crafted")  # disturbances; both go by the classes of images
 Select = Literal["default", "source", "oracle"]
 QUIET = {"guard": False, "repeat": 1, "disturb": ""}  # said only where they are not so: older runs keep their names
-QUIET_HYPER = {"search": "exact"}  # likewise
+QUIET_HYPER = {("tsd", "search"): "exact"}  # likewise
 Disturb = Annotated[str, AfterValidator(usual_form)]
 
 
@@ -243,7 +243,7 @@ def resolve(method: str, given: Mapping[str, Any], select: Select, task: str = "
     except TypeError as error:
         raise ValueError(str(error)) from error
     said = {key: value for key, value in typed(method, full, task).items() if key not in searched}
-    return {key: value for key, value in said.items() if key not in QUIET_HYPER or value != QUIET_HYPER[key]}
+    return {key: value for key, value in said.items() if value != QUIET_HYPER.get((method, key), ())}
 
 
 def import_plugins(modules: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trueup import devices
 from trueup.augment import Pixels
 from trueup.core import files
-from trueup.core.copying import copy_model, follow_parameters, kept_tensors, move_state, put
+from trueup.core.copying import copy_model, follow_parameters, kept_tensors, look_for_caches, move_state, put
 from trueup.core.describe import describe
 from trueup.core.engine import Engine
 from trueup.core.guard import Guard, Health
@@ -63,7 +63,6 @@ class Adapter(nn.Module):
         self._hooks: Method | PerLabel = method
         self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
-        self.net.train().eval()  # a change of mode empties the caches of models that keep some
         self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
         self.net.use(engine or Engine())
         self.state = nn.Module()
@@ -100,6 +99,7 @@ class Adapter(nn.Module):
     def _answer(self, x: Tensor) -> Tensor:
         if not self._built:
             self._probe(x)
+        look_for_caches(self, x)
         if "prepare" in self.method.info.needs and not self._prepared:
             self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
         with self._random.drawing(x.device):

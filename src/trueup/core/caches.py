@@ -1,4 +1,4 @@
-"""What modules keep of a forward for the next, such as a table of biases in eval mode: forgotten before each.
+"""What modules keep of a forward for all that follow, such as a table of biases in eval mode: forgotten before each.
 
 It holds the weights and the graph of the batch that it was made for, and nothing of what was learnt since.
 """
@@ -6,49 +6,70 @@ It holds the weights and the graph of the batch that it was made for, and nothin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _INTERNAL = set(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
 
 
 class _Missing:
-    """There was no such attribute. The class itself stands for that: it is the same in all copies."""
+    """There is no such attribute. The class itself stands for that: it is the same in all copies."""
 
 
+@dataclass(frozen=True)
 class Caches:
-    """Attributes that hold results of a forward, found out by the first that has a gradient."""
+    """Attributes of a model's modules, and what they were before its first forward."""
 
-    def __init__(self) -> None:
-        self._places: list[tuple[nn.Module, str, Any]] | None = None  # a module, an attribute, what it was before
+    places: tuple[tuple[str, str], ...] = ()
+    before: tuple[Any, ...] = ()
 
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Around the forward that shows what is kept."""
-        if self._places is not None:
-            yield
-            return
-        before = {(module, name): _copied(value) for module, name, value in _attributes(model)}
-        yield
-        made = [(module, name) for module, name, value in _attributes(model) if _has_graph(value)]
-        self._places = [(*place, before.get(place, _Missing)) for place in made]
+    def held(self, model: nn.Module) -> tuple[Any, ...]:
+        """What they are now."""
+        return tuple(_copied(vars(model.get_submodule(path)).get(name, _Missing)) for path, name in self.places)
 
-    def forget(self) -> None:
-        """As before the first forward."""
-        for module, name, value in self._places or ():
+    def put(self, model: nn.Module, values: tuple[Any, ...]) -> None:
+        """Let them be so again."""
+        for (path, name), value in zip(self.places, values, strict=True):
+            module = model.get_submodule(path)
             if value is not _Missing:
                 setattr(module, name, _copied(value))
             elif name in vars(module):
                 delattr(module, name)
 
+    def forget(self, model: nn.Module) -> None:
+        """As before the first forward."""
+        self.put(model, self.before)
 
-def _attributes(model: nn.Module) -> Iterator[tuple[nn.Module, str, Any]]:
-    for module in model.modules():
+
+def find_caches(model: nn.Module, x: Tensor) -> Caches | None:
+    """What a model keeps: results that a second forward finds and does not make anew. It is spoilt, so pass a copy.
+
+    What a forward hands on by attributes, or keeps of the last image of a stream, is made anew by each.
+    """
+    for p in model.parameters():
+        if p.is_floating_point():
+            p.requires_grad_(True)
+    before = dict(_attributes(model))
+    try:
+        with torch.enable_grad():
+            model(x.clone())
+            first = dict(_attributes(model))
+            model(x.clone())
+    except Exception:  # what it does not like about this batch will show in its own forward; the next may tell
+        return None
+    second = dict(_attributes(model))
+    places = tuple(place for place, value in second.items() if _same_result(first.get(place), value))
+    return Caches(places, tuple(before.get(place, _Missing) for place in places))
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
+    for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in _INTERNAL:
-                yield module, name, value
+                yield (path, name), _copied(value)
 
 
 def _copied(value: Any) -> Any:
@@ -56,8 +77,12 @@ def _copied(value: Any) -> Any:
     return value.copy() if type(value) in (dict, list) else value
 
 
-def _has_graph(value: Any) -> bool:
-    if isinstance(value, dict):
-        value = list(value.values())
-    values = value if isinstance(value, list | tuple) else [value]
-    return any(isinstance(v, Tensor) and v.grad_fn is not None for v in values)
+def _same_result(first: Any, second: Any) -> bool:
+    """Whether a result with a graph is in both, and is one tensor."""
+    graphs = [{id(t) for t in _tensors(value) if t.grad_fn is not None} for value in (first, second)]
+    return bool(graphs[0] & graphs[1])
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    return [v for v in values if isinstance(v, Tensor)]

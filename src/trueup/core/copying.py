@@ -1,13 +1,20 @@
 """Copying models, putting values back, moving state."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from trueup.core.caches import find_caches
+from trueup.core.randomness import undisturbed
 from trueup.core.split import SplitModel
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
 
 
 def copy_model(model: nn.Module) -> nn.Module:
@@ -29,6 +36,21 @@ def kept_tensors(model: nn.Module) -> dict[int, Tensor]:
     held += [v for each in held if isinstance(each, list | tuple) for v in each]
     loose = [t for t in held if isinstance(t, Tensor) and not t.is_leaf and not isinstance(t._base, nn.Parameter)]
     return {id(t): t.detach().clone() for t in loose}
+
+
+def networks(adapter: Adapter) -> list[SplitModel]:
+    """The model, and those that a method keeps: teachers, anchors."""
+    kept = [net for state in (adapter.state, *adapter._fresh) for net in state.modules() if isinstance(net, SplitModel)]
+    return [adapter.net, *kept]
+
+
+def look_for_caches(adapter: Adapter, x: Tensor) -> None:
+    """Find out, once, what the model keeps of a forward for those that follow."""
+    if adapter.net.caches is None:
+        with undisturbed(x.device):
+            found = find_caches(copy_model(adapter.net.model), x[:2])
+        for net in networks(adapter):
+            net.caches = found
 
 
 def put(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:

@@ -20,11 +20,11 @@ Forward = Callable[..., Any]
 
 
 class UnfitError(Exception):
-    """A block cannot be worked out again: it has changed its input or a buffer in place, or it ran before."""
+    """Blocks cannot be worked out again: their input or a buffer was changed in place, or they ran before."""
 
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__(f"{type(block).__name__} cannot be worked out again")
-        self.block = block
+    def __init__(self, blocks: set[nn.Module]) -> None:
+        super().__init__(f"{sorted({type(block).__name__ for block in blocks})} cannot be worked out again")
+        self.blocks = blocks
 
 
 def blocks_of(model: nn.Module, head: str | None) -> list[nn.Module]:
@@ -73,31 +73,42 @@ class Fitness:
 
     unfit: set[nn.Module] = field(default_factory=set)
     """Those that keep their activations."""
-    proven: bool = False
-    """Whether a whole pass has shown no more of these."""
     ran: set[object] | None = None
     """Those that ran in this pass, where to run again is to run with other statistics."""
-    caches: Caches = field(default_factory=Caches)
-    """What a model keeps of a forward: it is forgotten before a block runs again, too."""
+    given: list[tuple[nn.Module, Tensor, int]] | None = None
+    """What went into the blocks in this pass, and how often each had been written to then."""
+
+    def written(self) -> set[nn.Module]:
+        """Blocks whose inputs were written to since, so that they cannot be worked out again from them."""
+        return {block for block, t, version in self.given or () if t._version != version}
 
 
 @contextmanager
-def recomputing(blocks: list[nn.Module], head: nn.Module | None, fitness: Fitness) -> Iterator[None]:
+def recomputing(model: nn.Module, head: str | None, fitness: Fitness, caches: Caches) -> Iterator[None]:
     """In here blocks keep only what goes into them; what lies between is worked out again in backward."""
+    layer = model.get_submodule(head) if head is not None else None
+
+    def forgetful(block: nn.Module, forward: Forward) -> Forward:
+        return _forgetful(block, forward, fitness, model, caches)
+
     with ExitStack() as stack:
-        for block in blocks:
-            parts = isinstance(block, nn.Sequential) and _chain(block)
-            forward = _in_parts(block, head, fitness) if parts else _forgetful(block, block.forward, fitness)
+        for block in blocks_of(model, head):
+            if isinstance(block, nn.Sequential) and _chain(block):
+                forward = _in_parts(block, layer, forgetful)
+            else:
+                forward = forgetful(block, block.forward)
             stack.enter_context(replaced(block, forward))
         yield
 
 
-def _in_parts(chain: Any, head: nn.Module | None, fitness: Fitness) -> Forward:
+def _in_parts(
+    chain: nn.Sequential, head: nn.Module | None, forgetful: Callable[[nn.Module, Forward], Forward]
+) -> Forward:
     parts = []
     for part in _cut(chain):
         through = _through(part)
         whole = any(head is m for child in part for m in child.modules())
-        parts.append(through if whole else _forgetful(chain, through, fitness))
+        parts.append(through if whole else forgetful(chain, through))
     return _through(parts)
 
 
@@ -110,7 +121,7 @@ def _through(steps: Any) -> Forward:
     return run
 
 
-def _forgetful(block: nn.Module, forward: Forward, fitness: Fitness) -> Forward:
+def _forgetful(block: nn.Module, forward: Forward, fitness: Fitness, model: nn.Module, caches: Caches) -> Forward:
     own = object()  # a chain has several parts
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -118,24 +129,25 @@ def _forgetful(block: nn.Module, forward: Forward, fitness: Fitness) -> Forward:
             return forward(*args, **kwargs)
         if fitness.ran is not None:
             if own in fitness.ran:
-                raise UnfitError(block)
+                raise UnfitError({block})
             fitness.ran.add(own)
         given = tree_map(lambda leaf: leaf, (args, kwargs))  # lists of its own: a block may write to those it gets
-        first = True
+        inputs = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+        kept, waiting = caches.held(model), [(args, kwargs)]
 
-        def once_more() -> Any:
-            nonlocal first
-            if not first:
-                fitness.caches.forget()
-            inputs = (args, kwargs) if first else tree_map(lambda leaf: leaf, given)
-            first = False
-            return forward(*inputs[0], **inputs[1])
+        def once_more(*_: Tensor) -> Any:
+            if not waiting:
+                caches.put(model, kept)
+            their, named = waiting.pop() if waiting else tree_map(lambda leaf: leaf, given)
+            return forward(*their, **named)
 
-        held = [t for t in (*tree_leaves(given), *block.buffers()) if isinstance(t, Tensor) and not t.is_inference()]
+        held = [t for t in (*inputs, *block.buffers()) if not t.is_inference()]
         before = [t._version for t in held]
-        out = checkpoint(once_more, use_reentrant=False)
+        out = checkpoint(once_more, *inputs, use_reentrant=False)
         if before != [t._version for t in held]:
-            raise UnfitError(block)
+            raise UnfitError({block})
+        if fitness.given is not None:
+            fitness.given += [(block, t, t._version) for t in inputs if not t.is_inference()]
         return out
 
     return run

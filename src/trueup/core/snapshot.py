@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.core.copying import laid_out_like, put
-from trueup.core.engine import Engine
+from trueup.core.copying import laid_out_like, networks, put
 from trueup.core.method import GradientMethod, whole
 from trueup.core.moments import Moment
 from trueup.core.registry import suited
-from trueup.core.split import SplitModel
 from trueup.version import __version__
 
 if TYPE_CHECKING:
@@ -92,8 +90,11 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
         _refuse_foreign(adapter, header, path)
         found = twin.net.engine.open or twin.net.engine.measured
         if found:  # or else it was said how to run
-            theirs = {key: header["engine"][key] for key in found}
-            _run_so(twin, replace(twin.net.engine, measured=found, **theirs))
+            engine = replace(twin.net.engine, measured=found, **{key: header["engine"][key] for key in found})
+            if engine.open:
+                raise ValueError(f"{path} does not say how its model ran: {_brief(header['engine'])}")
+            for net in networks(twin):
+                net.use(engine)
         if not adapter._built:
             whole("classes", header["classes"], 1)
             twin._build(header["head"], header["classes"], header["task"])
@@ -103,13 +104,6 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
         raise ValueError(f"{path} holds no state of this adapter: {type(error).__name__}: {error}") from error
     adapter.__dict__ = twin.__dict__
     adapter._keeper = keeper
-
-
-def _run_so(adapter: Adapter, engine: Engine) -> None:
-    """The model, and the networks that a method keeps."""
-    kept = [net for state in (adapter.state, *adapter._fresh) for net in state.modules() if isinstance(net, SplitModel)]
-    for net in (adapter.net, *kept):
-        net.use(engine)
 
 
 def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
@@ -158,9 +152,11 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
 def _refuse_foreign(adapter: Adapter, header: dict[str, Any], path: str | Path) -> None:
     method = adapter.method if adapter._built else suited(adapter.method, adapter._given, header["task"])
     ours = _identity(adapter, method)
+    theirs = {**header, "hyperparameters": {**_defaults(method), **header["hyperparameters"]}}
     for key, reason in IDENTITY.items():
-        if ours[key] != header[key] and (key != "parameters" or adapter._built):
-            raise ValueError(f"{path} belongs to {reason}: {_brief(header[key])}, here {_brief(ours[key])}")
+        if ours[key] != theirs[key] and (key != "parameters" or adapter._built):
+            there, here = _apart(theirs[key], ours[key])
+            raise ValueError(f"{path} belongs to {reason}: {_brief(there)}, here {_brief(here)}")
     head = adapter.net.head if adapter._built else adapter._head
     if head != header["head"] and (adapter._built or head is not None):
         raise ValueError(f"{path} has the head {header['head']!r}, this adapter {head!r}")
@@ -178,6 +174,20 @@ def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
         "source": _source_digest(adapter)[:16],
         "guard": "" if adapter._watch is None else repr(adapter._watch.guard),
         "pixels": "" if adapter.net.pixels is None else repr(adapter.net.pixels),
+    }
+
+
+def _defaults(method: Method) -> dict[str, Any]:
+    """Of hyper-parameters that came later than some files; their own word wins."""
+    return {"search": "exact"} if "search" in method.hyperparameters() else {}
+
+
+def _apart(there: Any, here: Any) -> tuple[Any, Any]:
+    """Of two dicts what they do not share."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return there, here
+    return {k: v for k, v in there.items() if here.get(k, v) != v or k not in here}, {
+        k: v for k, v in here.items() if there.get(k, v) != v or k not in there
     }
 
 

@@ -20,7 +20,7 @@ from trueup.core.compiled import Calls, Graph, listening
 from trueup.core.engine import Engine
 from trueup.core.heads import HeadNotFoundError, as_logits, rows_of, run
 from trueup.core.inputs import NotFiniteError, check_values, usable
-from trueup.core.recompute import Fitness, UnfitError, blocks_of, recomputing
+from trueup.core.recompute import Fitness, UnfitError, recomputing
 from trueup.core.robust import Robust, Rows, usual, watching
 from trueup.core.statistics import batch_statistics, normalizing
 from trueup.core.steps import Steps
@@ -79,13 +79,15 @@ class SplitModel(nn.Module):
         self.selected: dict[str, nn.Parameter] = {}
         self.pixels: Pixels | None = None  # how its images were normalised, if that is known
         self.engine = Engine()
-        self.steps, self.caches = Steps(), Caches()
+        self.steps = Steps()
+        self.caches: Caches | None = None  # not known before the first batch
         self._graph: Graph | None = None
-        self._fitness, self._forgets, self._said = Fitness(caches=self.caches), False, False
+        self._fitness, self._forgets, self._said = Fitness(), False, False
         self._moved: set[str] = set()  # weights that were laid out with channels last
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
         self._reading = self._centred = False
+        self.train().eval()  # a change of mode empties the caches of models that keep some
 
     def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
         """Fix the head by its name in the model, the number of its outputs, and whether these are maps."""
@@ -134,19 +136,20 @@ class SplitModel(nn.Module):
             return self._watched(x, update=update)
         # A block that turns out to be unfit is left out from then on, and the pass is taken again from the start.
         fitness = self._fitness
-        buffers = {} if fitness.proven else {name: t.clone() for name, t in self.model.named_buffers()}
-        fitness.ran = set() if self.norm.startswith("ema") else None
+        buffers = {name: t.clone() for name, t in self.model.named_buffers()}
+        fitness.ran, fitness.given = set() if self.norm.startswith("ema") else None, []
         try:
             with self._forgetting():
                 out = self._watched(x, update=update)
+            if written := fitness.written():
+                raise UnfitError(written)
         except UnfitError as error:
-            fitness.unfit.add(error.block)
+            fitness.unfit |= error.blocks
             for name, t in buffers.items():
                 self.model.get_buffer(name).copy_(t)
             return self.forward(x, update=update)
         finally:
-            fitness.ran = None
-        fitness.proven = True
+            fitness.ran = fitness.given = None
         return out
 
     def _watched(self, x: Tensor, *, update: bool) -> Output:
@@ -197,10 +200,9 @@ class SplitModel(nn.Module):
         with self.engine.running(x.device.type):
             if self._graph is not None and self._compiles(len(x)):
                 return self._graph(self.model, layer, placed)
-            self.caches.forget()
-            shows = self.caches.watching(self.model) if torch.is_grad_enabled() else nullcontext()
-            with listening(layer) as calls, shows:
-                return run(self.model, placed), calls
+            model = self.plain()
+            with listening(layer) as calls:
+                return run(model, placed), calls
 
     def _compiles(self, rows: int) -> bool:
         """Whether a batch of so many images runs as a graph; one of very few has statistics layer by layer."""
@@ -231,8 +233,7 @@ class SplitModel(nn.Module):
             return
         self._forgets = True
         try:
-            layer = self.layer if self.head is not None else None
-            with recomputing(blocks_of(self.model, self.head), layer, self._fitness):
+            with recomputing(self.model, self.head, self._fitness, self.caches or Caches()):
                 yield
         finally:
             self._forgets = False
@@ -293,8 +294,9 @@ class SplitModel(nn.Module):
         return _promoted(scores if self.label is None else _two(scores, self.label))
 
     def plain(self) -> nn.Module:
-        """The model itself, without what it has kept of its last forward."""
-        self.caches.forget()
+        """The model itself, without what it has kept of earlier forwards."""
+        if self.caches is not None:
+            self.caches.forget(self.model)
         return self.model
 
     def clone(self) -> SplitModel:
