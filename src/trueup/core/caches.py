@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.core.heads import run
+
 _INTERNAL = set(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
 
 
@@ -44,7 +46,7 @@ class Caches:
         self.put(model, self.before)
 
 
-def find_caches(model: nn.Module, x: Tensor) -> Caches | None:
+def find_caches(model: nn.Module, x: Tensor) -> Caches:
     """What a model keeps: results that a second forward finds and does not make anew. It is spoilt, so pass a copy.
 
     What a forward hands on by attributes, or keeps of the last image of a stream, is made anew by each.
@@ -53,13 +55,10 @@ def find_caches(model: nn.Module, x: Tensor) -> Caches | None:
         if p.is_floating_point():
             p.requires_grad_(True)
     before = dict(_attributes(model))
-    try:
-        with torch.enable_grad():
-            model(x.clone())
-            first = dict(_attributes(model))
-            model(x.clone())
-    except Exception:  # what it does not like about this batch will show in its own forward; the next may tell
-        return None
+    with torch.enable_grad():
+        run(model, x)
+        first = dict(_attributes(model))
+        run(model, x)
     second = dict(_attributes(model))
     places = tuple(place for place, value in second.items() if _same_result(first.get(place), value))
     return Caches(places, tuple(before.get(place, _Missing) for place in places))
