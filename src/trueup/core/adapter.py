@@ -67,8 +67,7 @@ class Adapter(nn.Module):
         self.net.use(engine or Engine())
         self.state = nn.Module()
         self.batches = 0
-        self._head, self._digest = head, ""
-        self._built = self._prepared = False
+        self._head, self._digest, self._built, self._prepared = head, "", False, False
         self._warned: set[str] = set()
         self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
         self._random = RandomStream(seed)
@@ -222,6 +221,7 @@ class Adapter(nn.Module):
             )
         check_logits(logits, multilabel=self.multilabel)
         self._build(head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation", x)
+        look_for_caches(self, x)
 
     def _build(self, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
         """Make the state of a fresh adapter; with a batch, measure what the engine leaves open."""
