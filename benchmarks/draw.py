@@ -6,7 +6,6 @@ Run: python benchmarks/draw.py [--quick]
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -149,23 +148,6 @@ def parts(rows: Rows, axis: Any) -> None:
     axis.legend(fontsize=7.5, loc="lower right")
 
 
-def stream(rows: Rows, axis: Any) -> None:
-    """Every ratio of which there are quartiles, under its own name."""
-    found: Rows = [
-        {"name": " ".join([*(v for v in row.values() if isinstance(v, str)), key.replace("_", " ")]), "ratio": value}
-        for row in rows
-        for key, value in row.items()
-        if isinstance(value, list) and len(value) == 3
-    ]
-    axis.barh(range(len(found)), [each["ratio"][1] for each in found], color=OURS, **whiskers(found, "ratio"))
-    for i, each in enumerate(found):
-        write(axis, f"{each['ratio'][1]:.2f}", 0, i, color="white")
-    axis.axvline(1, color=INK, linewidth=0.8, linestyle=(0, DASHES[1]))
-    named(axis, [textwrap.fill(each["name"], 18) for each in found])
-    title(axis, "a whole stream")
-    axis.set_xlabel("ratio")
-
-
 def rows_of(name: str) -> Rows:
     path = RESULTS / f"{name}.json"
     rows: Rows = json.loads(path.read_text())["rows"] if path.exists() else []
@@ -177,7 +159,7 @@ def panels() -> list[list[Panel]]:
     measured = sorted(rows_of("throughput"), key=lambda row: list(NAMES).index(row["variant"]))
     networks = list(dict.fromkeys(row["network"] for row in rows_of("throughput")))[:ACROSS]
     each = [[row for row in measured if row["network"] == network] for network in networks]
-    others = [partial(draw, rows) for draw in (growth, bank, parts, stream) if (rows := rows_of(draw.__name__))]
+    others = [partial(draw, rows) for draw in (growth, bank, parts) if (rows := rows_of(draw.__name__))]
     lines: list[list[Panel]] = [[partial(draw, rows) for rows in each] for draw in (speed, memory)]
     lines += [list(others[i : i + ACROSS]) for i in range(0, len(others), ACROSS)]
     return [line for line in lines if line]

@@ -87,6 +87,11 @@ def one(name: str, **which: Any) -> dict[str, Any]:
     return next(row for row in rows_of(name) if which.items() <= row.items())
 
 
+def span(values: list[float], digits: int = 2) -> str:
+    low, high = (f"{end(values):.{digits}f}" for end in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
 def goals() -> str:
     """What was aimed at, and what was measured; medians of ratios."""
     full = {"classes": 1000, "dim": 2048}
@@ -102,8 +107,8 @@ def goals() -> str:
         ["bank step (insert, prototypes, neighbours) over the bare product and top-k, 100,000 entries of 2,048",
          f"{bank['step_over_bare'][1]:.2f}", "1.2", "bank"],
         ["the same by sketches, upkeep included; recall, four kinds of features",
-         f"{min(r['sketch_over_bare'][1] for r in sketch):.2f} to {max(r['sketch_over_bare'][1] for r in sketch):.2f}; "
-         f"{min(r['recall'] for r in sketch):.3f} to {max(r['recall'] for r in sketch):.3f}", "0.7; 0.95", "sketch"],
+         f"{span([r['sketch_over_bare'][1] for r in sketch])}; {span([r['recall'] for r in sketch], 3)}",
+         "0.7; 0.95", "sketch"],
         ["insertion and prototypes, times faster than the released way",
          f"{bank['released_over_write'][1]:,.0f}", "100", "bank"],
     ] + [
