@@ -45,8 +45,8 @@ def networks(adapter: Adapter) -> list[SplitModel]:
 
 
 def look_for_caches(adapter: Adapter, x: Tensor) -> None:
-    """Find out, once, what the model keeps of a forward for those that follow."""
-    if adapter.net.caches is None:
+    """Find out, once, what a model that learns keeps of a forward for those that follow."""
+    if adapter.net.caches is None and adapter._optimizer is not None:
         with undisturbed(x.device):
             found = find_caches(copy_model(adapter.net.model), x[:2])
         for net in networks(adapter):
