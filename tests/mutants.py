@@ -47,7 +47,7 @@ MUTANTS = [
         "return copy.deepcopy(model, dict(kept_tensors(model)))",
         "return model",
     ),
-    ("model: its input changed in place", "core/heads.py", "return model(x.clone())", "return model(x)"),
+    ("model: its input changed in place", "core/heads.py", "arguments(x.clone())", "arguments(x)"),
     (
         "model: activations recomputed with other statistics",
         "core/adapter.py",
@@ -81,7 +81,7 @@ MUTANTS = [
         "    try:\n        yield calls\n    finally:\n        handle.remove()",
         "    yield calls\n    handle.remove()",
     ),
-    ("head: any layer of the right width", "core/heads.py", " and _becomes(out, logits)", ""),
+    ("head: any layer of the right width", "core/heads.py", " and becomes(out, logits, output)", ""),
     ("teacher: an alias of the student", "core/split.py", "twin = copy.deepcopy(self)", "twin = copy.copy(self)"),
     (
         "flow: predicts after the update",
@@ -92,8 +92,8 @@ MUTANTS = [
     (
         "flow: fails under inference_mode",
         "core/adapter.py",
-        "with torch.inference_mode(False):\n            x = self._checked",
-        "with torch.no_grad():\n            x = self._checked",
+        "with torch.inference_mode(False):\n            x = self._entered",
+        "with torch.no_grad():\n            x = self._entered",
     ),
     ("flow: NaN pixels are taken", "core/inputs.py", "if not bool(usable(x)):", "if False:"),
     (
@@ -112,8 +112,8 @@ MUTANTS = [
     (
         "random: the user's stream moves on",
         "core/randomness.py",
-        "                _set(d, state)",
-        "                pass",
+        "zip(devices, theirs, strict=True):\n                _set(d, state)",
+        "zip(devices, theirs, strict=True):\n                pass",
     ),
     (
         "reset: the memory stays",
@@ -142,7 +142,13 @@ MUTANTS = [
     ),
     ("load: another model's state is taken", "core/snapshot.py", '    "source": "another source model",\n', ""),
     ("load: an altered file is taken", "core/files.py", ".hexdigest().encode() != digest:", ".hexdigest() == 0:"),
-    ("save: not atomic", "atomic.py", "with partial.open", "with path.open"),
+    ("save: not atomic", "atomic.py", "with open(partial,", "with open(path,"),
+    (
+        "save: others may read images and features",
+        "atomic.py",
+        "opener=_owner_only if private else None",
+        "opener=None",
+    ),
     (
         "losses: softmax over the batch",
         "losses.py",
@@ -226,9 +232,9 @@ MUTANTS = [
     ("head: groups", "core/heads.py", 'if getattr(layer, "groups", 1) > 1:', "if False:"),
     (
         "head: bias of a convolution lost",
-        "core/split.py",
-        "F.linear(features, weight, bias)",
-        "F.linear(features, weight)",
+        "core/readout.py",
+        "F.linear(features.to(weight.dtype), weight, bias)",
+        "F.linear(features.to(weight.dtype), weight)",
     ),
     ("pixels: rare classes drown", "methods/pixel_tsd.py", "        if self.balanced:\n", "        if False:\n"),
     ("pixels: no consistency filter", "methods/pixel_tsd.py", "if self.consistency:", "if False:"),
@@ -288,7 +294,7 @@ MUTANTS = [
     (
         "eata: prepared twice, counted twice",
         "core/preparing.py",
-        "        fresh = adapter._init()\n",
+        "        fresh = fresh_state(adapter)\n",
         '        fresh = __import__("copy").deepcopy(adapter.state)\n',
     ),
     ("tent: flipped sign", "methods/tent.py", "return entropy", "return -entropy"),
@@ -347,8 +353,23 @@ MUTANTS = [
         "x.sub_(self.mean).div_(self.std)",
         "x.sub_(self.mean).div_(self.mean)",
     ),
+    ("pictures: 12 bits pass for dark 16", "data/pictures.py", "(high > UNCLEAR or high == 0)", "True"),
+    ("pictures: only the upper byte of deep colours", "data/pictures.py", "np.asarray(upper << 8 | lower)", "upper"),
+    ("pictures: a crop is squashed", "data/pictures.py", "image = as_square(image, reading.resize)", "pass"),
+    (
+        "scanning: links back up are followed",
+        "data/scanning.py",
+        "self._skip(entry, BACK)\n            return False",
+        "pass",
+    ),
+    (
+        "scanning: a broken link stops all",
+        "data/scanning.py",
+        "except OSError as error:\n                self",
+        "except KeyError as error:\n                self",
+    ),
     ("folders: a list may name another domain's files", "data/datasets/folders.py", "parts[0] != folder or ", ""),
-    ("folders: hidden files count", "data/datasets/folders.py", 'if file.name.startswith("."):', "if False:"),
+    ("folders: hidden files count", "data/scanning.py", 'entry.name.startswith(".") or ', ""),
     (
         "cifar: severities off by one",
         "data/datasets/cifar.py",
@@ -485,7 +506,7 @@ MUTANTS = [
         'if name.partition(":")[0] in sources]',
         "if name in recipe.sources]",
     ),
-    ("masks: names of classifiers change", "source/recipe.py", 'if key != "multilabel" or value}', "}"),
+    ("masks: names of classifiers change", "source/recipe.py", "in LATER or value}", "in LATER or True}"),
     (
         "masks: classes are enlarged, not probabilities",
         "data/slices.py",
@@ -690,6 +711,27 @@ MUTANTS = [
         "(distance >= distance.mean())",
         "(distance <= distance.mean())",
     ),
+    ("roid: the other prior correction", "methods/roid.py", 'prior: str = "logits"', 'prior: str = "probabilities"'),
+    ("views: ROID repeats the edge", "augment.py", '_moved(view, 1.0, "reflection")', '_moved(view, 1.0, "border")'),
+    (
+        "params: frozen ones are trainable",
+        "core/params.py",
+        "wanted = lambda name: flags.get(name, True)",
+        "wanted = lambda name: True",
+    ),
+    ("params: frozen ones are updated in silence", "core/effects.py", "if frozen and any(", "if False and any("),
+    (
+        "effects: quantised models are taken",
+        "core/effects.py",
+        'if quantised and method.params != "head":',
+        "if False:",
+    ),
+    (
+        "effects: params that match nothing wait for a batch",
+        "core/effects.py",
+        "check_precision(select(model, method.params, None), method)\n    elif",
+        "pass\n    elif",
+    ),
     ("roid: no way back to the source", "methods/roid.py", "p.lerp_(source, 1 - self.keep)", "pass"),
     ("memo: what one image taught stays", "methods/memo.py", 'return "reset"', "return None"),
     (
@@ -727,8 +769,11 @@ MUTANTS = [
         "            self._random.restart()\n        return answer if",
         "            self._random.restart()\n            self.batches = -1\n        return answer if",
     ),
-    ("saving: images are written without a word", "core/adapter.py", "if self.method.info.images:", "if False:"),
-    ("compare: a collapsed model looks sure", "deploy/compare.py", "max(diversity, 1e-6) ** POWER", "1.0"),
+    ("saving: images are written without a word", "core/snapshot.py", "if info.images:", "if False:"),
+    ("compare: a collapsed model looks sure", "deploy/compare.py", "diversity.clamp(min=1e-6) ** POWER", "1.0"),
+    ("compare: a source at sea is believed", "deploy/estimates.py", "peer.value < AT_SEA", "False"),
+    ("compare: too few images decide", "deploy/estimates.py", "if ahead.value <= ahead.doubt:", "if False:"),
+    ("compare: presets have no guard", "deploy/compare.py", "guard=Guard() if self.guard else None", "guard=None"),
     ("tast: centroids of classes without supports", "methods/tast.py", " * (bank.counts > 0).unsqueeze(1)", ""),
     ("tast: answers from after the step", "methods/tast.py", "old.copy_(value)", "pass"),
     (
@@ -821,7 +866,7 @@ MUTANTS = [
     (
         "low memory: buffers of a pass that is taken again",
         "core/split.py",
-        "                self.model.get_buffer(name).copy_(t)\n",
+        "                part.get_buffer(name).copy_(t)\n",
         "                pass\n",
     ),
     ("low memory: a block that runs twice", "core/split.py", 'set() if self.norm.startswith("ema") else None', "None"),
@@ -843,7 +888,12 @@ MUTANTS = [
         "            model = self.plain()\n",
         "            model = self.model\n",
     ),
-    ("caches: teachers keep theirs", "core/copying.py", "for net in networks(adapter):", "for net in [adapter.net]:"),
+    (
+        "caches: teachers keep theirs",
+        "core/copying.py",
+        "(adapter):\n            net.caches",
+        "(adapter)[:1]:\n            net.caches",
+    ),
     ("caches: whatever has a graph", "core/caches.py", "bool(graphs[0] & graphs[1])", "bool(graphs[1])"),
     ("caches: the source answers with what was learnt", "core/anchor.py", "adapter.net.plain()", "adapter.net.model"),
     (
@@ -858,9 +908,9 @@ MUTANTS = [
     ("steps: the host waits twice", "core/adapter.py", "devices.waits(size) and decides(optimizer)", "False"),
     (
         "flow: a bad first batch on a device",
-        "core/adapter.py",
-        "        check_values(x)\n        strict",
-        "        strict",
+        "core/probing.py",
+        "    check_values(x)\n    net,",
+        "    net,",
     ),
     ("engine: any gain is enough", "core/tuning.py", "GAIN * medians[ways[0]]", "medians[ways[0]]"),
     ("engine: the scale of fp16 stays in the gradient", "core/sharpness.py", "p.grad.div_(scale)", "pass"),
@@ -872,9 +922,9 @@ MUTANTS = [
     ),
     (
         "parts: a failure leaves half of a batch",
-        "core/moments.py",
-        "        back_to(adapter, moment)\n        adapter._random",
-        "        adapter._random",
+        "core/undo.py",
+        "        self._values.put_back()\n",
+        "",
     ),
     (
         "instance: around the batch in every forward",

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trueup import augment
-from trueup.augment import Pixels, augmix_view, cotta_view, moco_view, pixels_of, weak_view
+from trueup.augment import Pixels, augmix_view, cotta_view, moco_view, pixels_of, roid_view, weak_view
 
 View = Callable[..., Tensor]
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
-VIEWS = pytest.mark.parametrize("view", [cotta_view, augmix_view, moco_view])
+VIEWS = pytest.mark.parametrize("view", [cotta_view, augmix_view, moco_view, roid_view])
+STRONG = pytest.mark.parametrize("view", [cotta_view, roid_view])
 RANGES = pytest.mark.parametrize("pixels", [PIXELS, None], ids=["range", "free"])
 
 
@@ -98,7 +99,7 @@ def test_both_precisions_draw_the_same(view: View, pixels: Pixels | None) -> Non
     assert float((single.double() - double).abs().mean()) < 1e-2
 
 
-@pytest.mark.parametrize("view", [cotta_view, augmix_view, moco_view, weak_view])
+@pytest.mark.parametrize("view", [cotta_view, augmix_view, moco_view, roid_view, weak_view])
 def test_what_is_no_image_is_refused(view: View) -> None:
     with pytest.raises(ValueError, match=r"images \(N, C, H, W\), not of \(4, 7\)"):
         view(torch.zeros(4, 7))
@@ -142,7 +143,7 @@ def test_mean_and_std_that_mean_nothing_are_refused(given: Any) -> None:
         pixels_of(*given)
 
 
-@pytest.mark.parametrize("view", [cotta_view, moco_view, weak_view])
+@pytest.mark.parametrize("view", [cotta_view, moco_view, roid_view, weak_view])
 def test_about_half_of_the_views_are_mirrored(view: View) -> None:
     ramp = torch.linspace(0, 1, 16).view(1, 1, 1, 16).expand(400, 1, 16, 16)
     answer = seen(view, ramp)
@@ -151,10 +152,11 @@ def test_about_half_of_the_views_are_mirrored(view: View) -> None:
     assert 0.4 < float(falls.mean()) < 0.6
 
 
-def test_strong_views_turn_by_fifteen_degrees_at_most() -> None:
+@STRONG
+def test_strong_views_turn_by_fifteen_degrees_at_most(view: View) -> None:
     """A plane stays a plane inside of the image: its slopes give the angle (mirrored or not) and the scale."""
     plane = torch.arange(40.0).double().expand(300, 1, 40, 40)
-    middle = seen(cotta_view, plane)[:, 0, 16:24, 16:24]
+    middle = seen(view, plane)[:, 0, 16:24, 16:24]
     dx = (middle[:, 4, 5] - middle[:, 4, 3]).abs() / 2
     dy = (middle[:, 5, 4] - middle[:, 3, 4]) / 2
     angles = torch.atan2(dy, dx) * 180 / math.pi
@@ -188,10 +190,11 @@ def reaches(values: Tensor, low: float, high: float) -> bool:
     return low - 1e-9 <= ends[0] < low + near and high - near < ends[1] <= high + 1e-9
 
 
-def test_strong_views_are_scaled_and_moved_by_as_much_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+@STRONG
+def test_strong_views_are_scaled_and_moved_by_as_much_as_published(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     """By 0.9 to 1.1; moved by a sixteenth of an image padded to twice its size. Contrast would change slopes."""
     monkeypatch.setattr(augment, "_jittered", plain)
-    matrix, middle = mapped(seen(cotta_view, planes(600, 40)))
+    matrix, middle = mapped(seen(view, planes(600, 40)))
     assert reaches(1 / torch.linalg.det(matrix).abs().sqrt(), 0.9, 1.1)
     for shift in middle.unbind(dim=1):
         assert reaches(shift, -40 / 8, 40 / 8)
@@ -216,6 +219,47 @@ def test_strong_views_have_as_much_noise_as_published() -> None:
     assert 0.0048 < float(answer.std(dim=(1, 2, 3)).square().mean().sqrt()) < 0.0052
 
 
+def test_roids_views_have_no_noise_and_no_blur(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat images stay flat; a spot that is not moved stays a spot."""
+    flat = torch.full((40, 1, 32, 32), 0.4, dtype=torch.float64)
+    answer = seen(roid_view, flat, Pixels((0.0,), (1.0,)))
+    assert float(answer.std(dim=(1, 2, 3)).max()) < 1e-12
+    monkeypatch.setattr(augment, "_jittered", plain)
+    monkeypatch.setattr(augment, "_warp", plain)
+    x = torch.zeros(20, 1, 9, 9, dtype=torch.float64)
+    x[:, :, 4, 4] = 1.0
+    assert torch.equal(seen(roid_view, x), x)
+
+
+@pytest.mark.parametrize(("padding", "mode"), [("border", "edge"), ("reflection", "reflect")])
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (7, 12)])
+def test_what_is_seen_beyond_the_edge(padding: str, mode: Any, height: int, width: int) -> None:
+    """Bilinear sampling, pixel by pixel, of an image that numpy has padded."""
+    x = pictures(1, height=height, width=width).double()
+    angle, shift = 0.3, torch.tensor([[0.1, -0.12]], dtype=torch.float64)
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+    answer = augment._warp(x, turn.unsqueeze(0) / 0.9, shift, padding)[0]
+    wide = np.pad(x[0].numpy(), ((0, 0), (height - 1,) * 2, (width - 1,) * 2), mode=mode)
+    for i in range(height):
+        for j in range(width):
+            away = turn.numpy() / 0.9 @ np.array([j - (width - 1) / 2, i - (height - 1) / 2])
+            column = away[0] + (width - 1) / 2 + 0.1 * width + width - 1
+            row = away[1] + (height - 1) / 2 - 0.12 * height + height - 1
+            m, n = int(row), int(column)
+            top = wide[:, m, n] * (n + 1 - column) + wide[:, m, n + 1] * (column - n)
+            low = wide[:, m + 1, n] * (n + 1 - column) + wide[:, m + 1, n + 1] * (column - n)
+            expected = top * (m + 1 - row) + low * (row - m)
+            assert answer[:, i, j].tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+def test_roids_views_reflect_and_cottas_repeat_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    monkeypatch.setattr(augment, "_warp", lambda x, matrix, shift, padding="border": used.append(padding) or x)
+    seen(cotta_view, pictures(2))
+    seen(roid_view, pictures(2))
+    assert used == ["border", "reflection"]
+
+
 def colours_apart(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, dict[str, Tensor]]:
     """Images of one colour in two shades, and what a view makes of them, change by change."""
     x = torch.tensor([0.5, 0.3, 0.2]).double().view(1, 3, 1, 1) * torch.ones(800, 3, 2, 2, dtype=torch.float64)
@@ -230,10 +274,11 @@ def colours_apart(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, dict[str, Te
     return x, got
 
 
-def test_colours_of_strong_views_change_by_as_much_as_published(monkeypatch: pytest.MonkeyPatch) -> None:
+@STRONG
+def test_colours_of_strong_views_change_by_as_much_as_published(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     """Brightness by 0.4, contrast by 0.3, saturation by 0.5, hue by 0.06 of a circle, gamma by 0.3."""
     x, got = colours_apart(monkeypatch)
-    seen(cotta_view, x, Pixels((0.0,), (1.0,)))
+    seen(view, x, Pixels((0.0,), (1.0,)))
     luminance = (0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]).expand_as(x)
     middle = x.mean(dim=(2, 3), keepdim=True)
     for name, zero, by in (("_brightness", 0.0, 0.4), ("_contrast", middle, 0.3), ("_saturation", luminance, 0.5)):

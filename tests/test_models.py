@@ -1,12 +1,15 @@
-"""Networks of torchvision and timm, by name, with random weights: the head is found and every kind of step works."""
+"""Networks of public libraries with random weights: the head is found, steps work, and the page says so."""
 
+import copy
 import warnings
+from pathlib import Path
 
 import pytest
 import timm
 import torch
 import torchvision
-from torch import nn
+import zoo
+from torch import Tensor, nn
 
 import trueup
 from trueup.core.heads import HeadNotFoundError
@@ -104,3 +107,57 @@ def test_norm_counts() -> None:
     assert sum(p.numel() for p in adapter.net.selected.values()) == 2 * 4800
     adapter = trueup.adapt(build("timm", "vit_tiny_patch16_224"), "tent", example=torch.randn(1, 3, 224, 224))
     assert sum(p.numel() for p in adapter.net.selected.values()) == 2 * 192 * 25
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+SHOWN = [entry for entry in zoo.ENTRIES if entry.library in ("transformers", "open_clip", "MONAI")]
+
+
+@pytest.mark.slow
+def test_the_page_of_models_is_up_to_date() -> None:
+    assert PAGE.read_text() == zoo.page(), "make it anew: python tests/zoo.py > docs/models.md"
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        answer = model(x)
+    return answer if isinstance(answer, Tensor) else answer.logits
+
+
+@pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.id)
+def test_small_models_of_a_library_adapt(entry: zoo.Entry) -> None:
+    """The answer is the model's own, then what the method selects moves, and nothing else."""
+    model, (x, other) = entry.build(), entry.batches()
+    source, plain = copy.deepcopy(model.state_dict()), logits_of(model, x)
+    dense = plain.ndim > 2
+    affine = (entry.library, entry.name[:4]) != ("MONAI", "UNet")  # whose InstanceNorm has no parameters
+    for method, hyper in (
+        ("tsd", {"norm": "source"}),
+        ("shot-im", {"norm": "source"}),
+        ("tent", {} if affine else {"params": "all", "norm": "source"}),
+        ("bn", {}),
+        *([] if dense else [("t3a", {})]),
+    ):
+        adapter = trueup.adapt(model, method, **hyper)
+        first, second = adapter(x), adapter(other)
+        assert adapter.net.head == entry.head
+        assert first.shape == second.shape == plain.shape
+        assert second.isfinite().all()
+        if method in ("tsd", "shot-im"):
+            torch.testing.assert_close(first, plain)
+        learns = method in ("tsd", "shot-im", "tent")
+        assert adapter.updates == (2 if learns else 0)
+        moved = {n for n, p in adapter.net.model.named_parameters() if not torch.equal(p, source[n])}
+        assert bool(moved) == learns
+        assert moved <= set(adapter.net.selected)
+    assert all(torch.equal(t, source[n]) for n, t in model.state_dict().items())
+
+
+def test_the_page_has_all_three_outcomes() -> None:
+    """A table that could only say yes would not be worth much."""
+    entry = next(e for e in zoo.ENTRIES if e.name == "SqueezeNet")
+    model = entry.build()
+    assert zoo.try_method(entry, model, "pl") == zoo.Outcome("works")
+    assert zoo.try_method(entry, model, "bn").word == "idle"
+    refused = zoo.try_method(entry, model, "t3a")
+    assert (refused.word, "'classifier.1' is pooled" in refused.reason) == ("refused", True)

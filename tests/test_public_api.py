@@ -8,10 +8,10 @@ import trueup.testing
 
 PUBLIC = """
 Adapter Event GradientMethod Guard Health Info Method Output SplitModel __version__ adapt get_method list_methods
-register rules run streams
+register rules run streams zero_shot
 """
 ADAPTER = """
-checkpoint forward load prepare reset save train unwrap
+answer checkpoint fork forward frozen load pause prepare reset resume save train unwrap
 """
 HOOKS = """
 after forward hyperparameters init loss observe predict prepare rows
@@ -36,7 +36,7 @@ METHODS = {
     "tent-prebn": "lr params steps norm episodic",
     "sar": "lr params steps margin spared recovery momentum norm episodic",
     "deyo": "lr params steps margin weight_margin fall patches spared momentum norm episodic",
-    "roid": "lr params steps temperature keep norm episodic",
+    "roid": "lr params steps temperature keep prior norm episodic",
     "memo": "lr params steps views norm episodic",
     "note": "lr params steps capacity every norm episodic",
     "rotta": "lr params steps capacity every momentum norm episodic",
@@ -63,7 +63,7 @@ DEFAULTS = {
     "tent-prebn": {"lr": 5e-5, "params": "none", "norm": "source"},
     "sar": {"lr": 2.5e-4, "params": "norm", "margin": 0.4, "spared": 0.25, "momentum": 0.9, "norm": "batch"},
     "deyo": {"lr": 2.5e-4, "params": "norm", "margin": 0.5, "weight_margin": 0.4, "fall": 0.2, "patches": 4},
-    "roid": {"lr": 1e-3, "params": "norm", "temperature": 1 / 3, "keep": 0.99, "norm": "batch"},
+    "roid": {"lr": 1e-3, "params": "norm", "temperature": 1 / 3, "keep": 0.99, "prior": "logits", "norm": "batch"},
     "memo": {"lr": 0.005, "params": "all", "views": 32, "norm": "mix:0.0588235"},
     "note": {"lr": 1e-4, "params": "norm", "capacity": 64, "every": 64, "norm": "instance:4"},
     "rotta": {"lr": 1e-3, "params": "norm", "capacity": 64, "every": 64, "momentum": 0.999, "norm": "ema:0.05"},
@@ -108,5 +108,5 @@ def test_adapt_takes() -> None:
     parameters = inspect.signature(trueup.adapt).parameters
     assert list(parameters) == [
         "model", "method", "preset", "guard", "head", "output", "example", "multilabel", "mean", "std", "seed",
-        "precision", "channels_last", "compile", "memory", "hyper",
+        "every", "precision", "channels_last", "compile", "memory", "hyper",
     ]  # fmt: skip

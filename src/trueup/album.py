@@ -7,10 +7,12 @@ import math
 from collections import Counter
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from trueup.journal import Journaled
 
 
-class Images(nn.Module):
+class Images(Journaled):
     """A memory of so many images of one shape with their predicted classes, -1 where a place is empty.
 
     Which image comes and goes is for who derives from it. `waiting` counts the images since the last update.
@@ -20,6 +22,7 @@ class Images(nn.Module):
     shape: Tensor
     labels: Tensor
     waiting: Tensor
+    large = ("pixels",)
 
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__()
@@ -57,6 +60,7 @@ class Images(nn.Module):
             self.shape = torch.tensor(x.shape[1:], dtype=torch.int64, device=self.shape.device)
             self.pixels = self.pixels.new_zeros(len(self.pixels), x[0].numel())
         if rows:
+            self.note(self.pixels, list(rows))
             self.pixels[list(rows)] = x.detach()[list(rows.values())].flatten(1).to(self.pixels)
 
     def read(self, dtype: torch.dtype | None = None) -> Tensor:

@@ -84,16 +84,21 @@ def cotta_view(x: Tensor, pixels: Pixels | None = None, *, strength: float = 1.0
     view = _begin(x, pixels)
     # Differs: the published code changes all images of a batch alike; here they share the order of the colours alone.
     view = _jittered(view, [(change, strength) for change in _COLOURS], pixels)
-    angle, scale = _uniform(view, strength * math.pi / 12), 1 + _uniform(view, 0.1 * strength)
-    # A sixteenth of an image that was padded to twice its size.
-    shift = torch.cat([_uniform(view, strength / 8), _uniform(view, strength / 8)], dim=1)
-    turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).reshape(-1, 2, 2)
-    view = _warp(view, turn / scale.reshape(-1, 1, 1), shift.flatten(1))
+    view = _moved(view, strength, "border")
     view = _blur(view, 0.5 * strength * _chance(view))
     view = _mirrored(view, 0.5 * strength)
     if pixels is not None:
         view = view + 0.005 * strength * torch.randn(view.shape, device=x.device).to(view.dtype)
     return _end(view, x, pixels)
+
+
+@torch.no_grad()
+def roid_view(x: Tensor, pixels: Pixels | None = None) -> Tensor:
+    """Make ROID's strong view of each image: CoTTA's without blur and noise, reflected beyond the edge."""
+    view = _begin(x, pixels)
+    # Differs: the published code changes all images of a batch alike; here they share the order of the colours alone.
+    view = _jittered(view, [(change, 1.0) for change in _COLOURS], pixels)
+    return _end(_mirrored(_moved(view, 1.0, "reflection")), x, pixels)
 
 
 @torch.no_grad()
@@ -191,6 +196,15 @@ def _uniform(x: Tensor, reach: float) -> Tensor:
     return reach * (2 * _chance(x) - 1)
 
 
+def _moved(x: Tensor, strength: float, padding: str) -> Tensor:
+    """Turn images by up to 15 degrees, scale them by up to a tenth and move them by up to an eighth of their sides."""
+    angle, scale = _uniform(x, strength * math.pi / 12), 1 + _uniform(x, 0.1 * strength)
+    # A sixteenth of an image that was padded to twice its size.
+    shift = torch.cat([_uniform(x, strength / 8), _uniform(x, strength / 8)], dim=1)
+    turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).reshape(-1, 2, 2)
+    return _warp(x, turn / scale.reshape(-1, 1, 1), shift.flatten(1), padding)
+
+
 def _mirrored(x: Tensor, chance: float = 0.5) -> Tensor:
     return torch.where(_chance(x) < chance, x.flip(dims=[3]), x)
 
@@ -276,10 +290,10 @@ _COLOURS = (_brightness, _contrast, _saturation, _hue, _gamma)
 _TONES = (_autocontrast, _equalize, _posterize, _solarize)
 
 
-def _warp(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+def _warp(x: Tensor, matrix: Tensor, shift: Tensor, padding: str = "border") -> Tensor:
     """Images seen through maps (N, 2, 2) of pixels about the middle, and shifts (N, 2) in parts of the sides.
 
-    The edge goes on beyond the image.
+    Beyond the image its edge goes on; with the padding "reflection" the image is mirrored there, the edge seen once.
     """
     if not len(x):
         return x
@@ -287,7 +301,12 @@ def _warp(x: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     sides = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=x.dtype, device=x.device)
     theta = torch.cat([matrix * sides, 2 * shift.unsqueeze(2)], dim=2)
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    centres = padding == "reflection"  # torch mirrors at the centres of the edge's pixels only if 1 stands for these
+    if centres:
+        grid = grid * torch.tensor(
+            [side / max(1, side - 1) for side in (width, height)], dtype=x.dtype, device=x.device
+        )
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=centres)
 
 
 def _cropped(x: Tensor, least: float) -> Tensor:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from trueup import devices, search
+from trueup.journal import Journaled
 from trueup.search import Shelf, candidates, nearest, projection, sketched
 
 SUM_LIMIT = 2**24  # values that are gathered at once when classes are summed anew
@@ -42,7 +43,7 @@ class Change(NamedTuple):
     left: Tensor | None = None
 
 
-class Bank(nn.Module):
+class Bank(Journaled):
     """Entries (feature, probabilities, class, entropy); of each class the `per_class` of lowest entropy stay.
 
     `per_class=None` keeps everything. `unit` sums L2-normalised features for the prototypes instead of raw ones.
@@ -67,6 +68,7 @@ class Bank(nn.Module):
     peak: Tensor
     table: Tensor
     seen: Tensor
+    large = (*ARENA, "sketches", "centre", "projection")
 
     def __init__(
         self,
@@ -260,6 +262,7 @@ class Bank(nn.Module):
         for name, value in values.items():
             arena: Tensor = getattr(self, name)
             value = value.to(arena.dtype)  # if nobody stays, a row gets what it has
+            self.note(arena, change.rows)
             arena[change.rows] = value if anyone is None else torch.where(anyone, value, arena[change.rows])
 
     def _count(self, rows: Tensor, sign: int, really: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 from trueup.core.published import PUBLISHED, Asr, Cotta, RDumb, Roid, Sar
 from trueup.core.rules import RULES, Action, Agreement, Concentration, Diversity, Drift, Rule, Signs, Spike, buffers
+from trueup.core.shift import Shift
 
 __all__ = [
     "PUBLISHED",
@@ -17,6 +18,7 @@ __all__ = [
     "Roid",
     "Rule",
     "Sar",
+    "Shift",
     "Signs",
     "Spike",
     "buffers",

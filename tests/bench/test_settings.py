@@ -15,6 +15,7 @@ from trueup.core.registry import get_method
 from trueup.data.datasets import open_dataset
 from trueup.source.recipe import Given, Training
 
+GREY = {"training": {"normalize": [[0.1, 0.2, 0.3], 0.25]}}
 GUARDED = {"repeat": 3, "disturb": "ood:0.5", "method": "tsd:guard=true"}
 
 
@@ -452,7 +453,7 @@ def test_id_changes_with_every_setting_of_training() -> None:
         "algorithm": "swad", "iterations": 1, "batch": 1, "lr": 1.0, "optimizer": "sgd", "weight_decay": 1.0,
         "decay_at": (0.5,), "augment": "shift", "normalize": "imagenet", "size": 8, "holdout": 0.5, "every": 1,
         "first": 1, "converge": 1, "tolerate": 1, "tolerance": 1.0, "refresh": 1,
-        "multilabel": True,
+        "multilabel": True, "resize": "crop", "range": (0, 4095), "grey": True,
     }  # fmt: skip
     assert set(others) == set(Training.model_fields)
     found = {
@@ -462,7 +463,7 @@ def test_id_changes_with_every_setting_of_training() -> None:
     assert len(found | {run.digest()}) == len(others) + 1
 
 
-@pytest.mark.parametrize("values", [{}, {"select": "source"}, {"training": {"decay_at": [0.5, 0.75]}}, GUARDED])
+@pytest.mark.parametrize("values", [{}, {"select": "source"}, {"training": {"decay_at": [0.5, 0.75]}}, GREY, GUARDED])
 def test_run_comes_back_from_its_record(values: dict[str, Any]) -> None:
     run = one(**values)
     assert Run(**run.model_dump(mode="json")) == run

@@ -1,10 +1,12 @@
 """The command that compares methods: which images, in which order, with which labels, and what it refuses."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner, Result
@@ -12,9 +14,9 @@ from typer.testing import CliRunner, Result
 from trueup.augment import pixels_of
 from trueup.cli import compare
 from trueup.cli.app import app
-from trueup.cli.compare import find_images, methods_of
+from trueup.cli.compare import find_images, trials_of
 from trueup.data.loading import NORMALIZE
-from trueup.deploy.compare import Advice, Finding
+from trueup.deploy.estimates import Finding, Score
 from trueup.testing import convnet
 
 DIGITS = tuple("0123456789")
@@ -46,7 +48,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         shown = [(x[:, 0, 0, 0].mul(127.5).add(127.5).round().int().tolist(), y) for x, y in batches()]
         got.update(rest, sizes=[len(x) for x, _ in shown], colours=[c for x, _ in shown for c in x])
         got["labels"] = None if shown[0][1] is None else np.concatenate([y for _, y in shown]).tolist()
-        return [Finding(name, 1.0, 0.8, 0.7, 9.0, 0.6, None, None, 1.0) for name in methods]
+        got.setdefault("streams", []).append(got["colours"])
+        same = Score.mean(torch.ones(64) * 0.6)
+        truth = Score.mean(torch.arange(64) < 32) if got["labels"] else None
+        return [Finding(n, torch.zeros(64).long(), 1.0, 0.8, 9.0, same, same, None, truth, 1.0) for n in methods]
 
     monkeypatch.setattr(compare, "open_classifier", opened)
     monkeypatch.setattr(compare, "look", look)
@@ -118,9 +123,13 @@ def test_names_with_brackets_are_printed_as_they_are(
     said = run("--data", str(photos), "-m", "tsd:params='[bf].*'")
     assert said.exit_code == 0, said.exception
     assert "tsd:params='[bf].*'" in said.output
-    compare.tell([], Advice("tsd:params=[bf]", ()), broken=0, said="[red]")
+    assert "take source" in said.output
+    half = Score.mean(torch.ones(8) / 2)
+    compare.tell(
+        [Finding("[bf]", torch.zeros(8), 1.0, 0.8, 9.0, half, None, None, None, 1.0)], {}, broken=0, said="[red]"
+    )
     printed = capsys.readouterr().out
-    assert "take tsd:params=[bf]" in printed
+    assert "take [bf]" in printed
     assert "[red]" in printed
 
 
@@ -129,7 +138,9 @@ def test_names_with_brackets_are_printed_as_they_are(
     [
         (["--device", "nosuch"], "device 'nosuch' cannot be used"),
         (["-m", "tsd:params=[bf].*"], "-m tsd:params=\\[bf\\].*: a value cannot be read"),
-        (["-m", "tsd:preset=safe"], "trueup stress"),
+        (["-m", "tsd:preset=unsafe"], "no preset is called 'unsafe'. There are: safe"),
+        (["-m", "tsd:guard=7"], "guard=7 must be true or false"),
+        (["--source", "nosuch"], "nosuch is not a folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused(photos: Path, seen: dict[str, Any], words: list[str], reason: str) -> None:
@@ -144,12 +155,63 @@ def test_no_images_at_all_are_not_a_limit(photos: Path, seen: dict[str, Any]) ->
 
 
 def test_a_normalisation_is_one_that_exists() -> None:
-    with pytest.raises(ValueError, match="--normalize 'nonsense' is not known: it must be imagenet or half"):
+    with pytest.raises(
+        ValueError, match="normalize='nonsense' is not known: it must be imagenet or half, or mean and std"
+    ):
         compare.open_classifier(None, arch="resnet18", weights="w.pt", classes=10, normalize="nonsense")
 
 
 def test_the_same_method_with_other_values_is_another() -> None:
-    assert list(methods_of(["tent", "tent:lr=0.1"])) == ["source", "tent", "tent:lr=0.1"]
+    assert list(trials_of(["tent", "tent:lr=0.1"])) == ["source", "tent", "tent:lr=0.1"]
+
+
+def test_presets_and_guards_are_run() -> None:
+    trials = trials_of(["tsd:preset=safe", "tsd:preset=safe,guard=false", "tent:guard=true,lr=0.1", "tent"])
+    assert [trial.guard for trial in trials.values()] == [False, True, False, True, False]
+    norms = [trial.method.norm for trial in trials.values()]
+    assert norms[1:3] == ["robust", "robust"]
+    assert norms[4] != "robust"
+    assert getattr(trials["tent:guard=true,lr=0.1"].method, "lr", None) == 0.1
+
+
+def test_source_images_are_shown_clean_and_corrupted(photos: Path, seen: dict[str, Any], tmp_path: Path) -> None:
+    for i in range(12):
+        paint(tmp_path / "flat" / f"{i:02}.png", 5 * i)
+    said = run("--data", str(tmp_path / "flat"), "-m", "tent", "--source", str(photos), "-b", "4")
+    assert said.exit_code == 0, said.exception
+    target, clean, *corrupted = seen["streams"]
+    assert target == [5 * i for i in range(12)]
+    assert len(clean) == 12  # no more than there are images to adapt to
+    assert {colour // 20 for colour in clean} <= set(range(10))
+    assert seen["labels"] is not None
+    assert [len(colours) for colours in corrupted] == [12] * 4
+    assert [colours == clean for colours in corrupted] == [False, True, False, True]  # one colour cannot be blurred
+    assert "calibrated on 64 source images, clean, gaussian_noise-4, defocus_blur-4, fog-4, pixelate-4" in said.output
+    assert "estimate %" in said.output
+    with pytest.raises(ValueError, match=r"--source .*flat: no folders: no labels; it needs one folder per class"):
+        raise run("--data", str(photos), "--source", str(tmp_path / "flat")).exception or AssertionError("it ran")
+
+
+def test_json_is_all_that_goes_to_the_standard_output(photos: Path, tmp_path: Path, seen: dict[str, Any]) -> None:
+    (photos / "0" / "0.png").write_bytes(b"no image")
+    said = run("--data", str(photos), "-m", "tent", "-m", "tsd:preset=safe", "--json", "--source", str(photos))
+    assert said.exit_code == 0, said.exception
+    told = json.loads(said.stdout)
+    assert told["unreadable"] == 1
+    assert told["images"] == 64
+    assert [method["name"] for method in told["methods"]] == ["source", "tent", "tsd:preset=safe"]
+    assert list(told["methods"][0]) == [
+        "name", "agreement", "entropy", "classes", "confidence", "aetta", "gde", "accuracy", "seconds", "range", "why",
+    ]  # fmt: skip
+    assert told["methods"][0]["accuracy"] == 0.5
+    assert told["methods"][0]["gde"] is None
+    assert list(told["scenes"]) == ["clean", "gaussian_noise-4", "defocus_blur-4", "fog-4", "pixelate-4"]
+    assert told["take"] == ["source"]
+    assert told["reasons"]
+    plain = json.loads(run("--data", str(photos), "-m", "tent", "--json").stdout)
+    assert plain["scenes"] == {}
+    for word in (*told, "aetta"):
+        assert word in compare.HELP
 
 
 def train(*words: str) -> Path:
@@ -166,8 +228,11 @@ def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = ["--model", str(train("-t", "type")), "-m", "tent", "-m", "t3a", "-b", "10", "--data"]
     said = run(*words, str(photos))
     assert said.exit_code == 0, said.exception
-    for word in ("accuracy %", "AETTA %", "GDE %", "t3a", "classes: labels", "take ", "Jiang"):
+    for word in ("accuracy %", "guess %", "t3a", "classes: labels", "take ", "Jiang", "--source"):
         assert word in said.output
+    told = json.loads(run(*words, str(photos), "-m", "tent:preset=safe", "--json").stdout)
+    assert [method["name"] for method in told["methods"]] == ["source", "tent", "t3a", "tent:preset=safe"]
+    assert all(0 <= method["gde"] <= 1 for method in told["methods"])
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "0.png").write_bytes(b"no image")
     assert "none of the images can be read" in str(run(*words, str(tmp_path / "broken")).exception)

@@ -1,12 +1,13 @@
 """The page of methods is what the methods say of themselves, and `trueup list` says the same."""
 
+import re
 from pathlib import Path
 
 import pytest
 from test_cli import invoke
 
 import trueup
-from trueup.cli.methods_page import each, page, row
+from trueup.cli.methods_page import differences, each, page, row
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
@@ -30,3 +31,36 @@ def test_the_list_says_the_same() -> None:
     for name, tasks, method in each():
         assert name in text
         assert row(name, tasks, method)[2] in text
+
+
+SOURCE = Path(__file__).parents[2] / "src" / "trueup"
+FILES = [path for path in (*(SOURCE / "methods").glob("*.py"), SOURCE / "augment.py") if "Differs" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_departure_is_on_the_page(path: Path) -> None:
+    shown = PAGE.read_text()
+    texts = re.findall(r"Differs: (.*)", path.read_text())
+    assert len(texts) == path.read_text().count("Differs")
+    for text in texts:
+        assert f"- *Differs:* {text.strip()}" in shown
+
+
+def test_a_departure_goes_on_to_the_end_of_its_comment(tmp_path: Path) -> None:
+    import importlib.util
+
+    path = tmp_path / "departing.py"
+    path.write_text("x = 1  # Differs: by one\n# Differs: it goes\n# on.\n# No more.\n")
+    spec = importlib.util.spec_from_file_location("departing", path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None
+    spec.loader.exec_module(module)
+    assert differences(module) == ["by one.", "it goes on."]
+
+
+def test_published_settings_are_on_the_page_with_their_source() -> None:
+    for name in trueup.list_methods():
+        said = trueup.get_method(name).info.settings
+        assert said in PAGE.read_text()
+        assert not said or re.search(r"\([\w-]+/[\w-]+\)", said)

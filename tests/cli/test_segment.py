@@ -1,5 +1,7 @@
 """`trueup segment` as it is typed: checkpoints of ours and of others, and what is said in the end."""
 
+import importlib
+import json
 import os
 import subprocess
 import sys
@@ -206,3 +208,39 @@ def test_broken_images_are_named_and_make_the_exit_status(scans: Path, tmp_path:
     assert "batch was 8 and is 3" in wrong.stderr
     assert "Traceback" not in wrong.stderr
     assert len(wrong.stderr.strip().splitlines()) == 1
+
+
+NET_3D = """
+import torch
+def make(classes):
+    torch.manual_seed(0)
+    body = torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.BatchNorm3d(4), torch.nn.ReLU()
+    return torch.nn.Sequential(*body, torch.nn.Conv3d(4, classes, 1))
+"""
+
+
+def test_a_network_in_3d_sees_windows_of_volumes(scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "solid_net.py").write_text(NET_3D)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    torch.save(importlib.import_module("solid_net").make(3).state_dict(), "net.pt")
+    words = ["--arch", "solid_net:make", "--weights", "net.pt", "--classes", "3", "-i", str(scans), "-o", "out"]
+    text = invoke(
+        *words, "--volumes", "--window", "16", "16", "3", "--overlap", "0", "-m", "tent", "--range", "0", "900"
+    )
+    assert "no volumes: eyes/0.png, eyes/1.png" in text
+    assert "1 masks in out; tent, 9 updates so far" in text  # 3 × 3 × 1 windows, one at a time
+    assert nibabel.load("out/heart.nii.gz").shape == (40, 36, 3)
+    settings = json.loads(Path("out/.trueup/journal.json").read_text())["settings"]
+    assert (settings["window"], settings["overlap"], settings["batch"]) == ([16, 16, 3], 0, 1)
+    for flags, says in {
+        ("--size", "32", "--volumes"): "--size does not go with --volumes",
+        ("--grey", "--volumes"): "--grey does not go with --volumes",
+        ("--window", "8", "8", "8"): "--window is of --volumes",
+        ("--overlap", "0.5"): "--overlap is of --volumes",
+        (): "solid_net:make is a 3-D network: say --volumes",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            invoke(*words, *flags)
+    with pytest.raises(ValueError, match="--model is of `trueup train`, whose networks are 2-D"):
+        invoke("--model", "net.pt", "--volumes", "-i", str(scans), "-o", "out")

@@ -1,8 +1,10 @@
 """Low and high precision: autocast, half-precision models, moves between dtypes."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.utils.checkpoint
 from chatty import Chatty, X, chatty
@@ -60,11 +62,40 @@ def test_autocast_is_left_to_the_user() -> None:
 
 
 def test_half_precision_model() -> None:
-    adapter = trueup.adapt(patchnet().bfloat16(), "tsd")
+    adapter = trueup.adapt(patchnet().bfloat16(), "t3a")
     answer = adapter(X.bfloat16())
     assert answer.dtype == torch.float32
     assert adapter.state.features.dtype == torch.float32
-    assert all(p.isfinite().all() for p in adapter.net.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")], ids=str)
+@pytest.mark.parametrize(
+    "hyper", [{"method": "tent"}, {"method": "tsd"}, {"method": "shot-im", "params": "backbone"}], ids=str
+)
+def test_weights_of_16_bits_are_not_updated(hyper: dict[str, Any], dtype: torch.dtype, kind: str) -> None:
+    """In bfloat16 half of Tent's steps of 1e-3 round to nothing; the way out learns as a float32 model does."""
+    gamma = torch.ones(1, dtype=dtype)
+    assert torch.equal(gamma + 1e-3 * torch.tensor([0.4], dtype=dtype), gamma)
+    model = convnet().to(dtype)
+    with pytest.raises(ValueError, match=rf'model\.float\(\); with precision="{kind}"'):
+        trueup.adapt(model, **hyper, example=X.to(dtype))
+    adapter = trueup.adapt(model.float(), **hyper, precision="bf16")
+    before = {name: p.clone() for name, p in adapter.net.model.named_parameters()}
+    adapter(X)
+    assert adapter.updates == 1
+    for name, p in adapter.net.selected.items():
+        assert not torch.equal(p, before[name]), name
+
+
+def test_an_adapter_that_learns_is_not_moved_to_16_bits() -> None:
+    adapter = trueup.adapt(convnet(), "tent", example=X)
+    expected = copy.deepcopy(adapter)(X)
+    with pytest.raises(ValueError, match="weights of 16 bits"):
+        adapter.half()
+    assert torch.equal(adapter(X), expected)
+    late = trueup.adapt(convnet(), "tent").bfloat16()  # nothing is selected yet
+    with pytest.raises(ValueError, match="weights of 16 bits"):
+        late(X.bfloat16())
 
 
 def test_large_half_precision_features_are_not_refused() -> None:
@@ -74,7 +105,7 @@ def test_large_half_precision_features_are_not_refused() -> None:
 
 
 def test_the_head_of_a_half_precision_model_takes_its_features() -> None:
-    adapter = trueup.adapt(patchnet().bfloat16(), "tsd", example=X.bfloat16())
+    adapter = trueup.adapt(patchnet().bfloat16(), "t3a", example=X.bfloat16())
     out = adapter.net(X.bfloat16())
     torch.testing.assert_close(adapter.net.classify(out.features), out.scores)
 
@@ -98,6 +129,8 @@ def test_moving_keeps_the_precision_of_the_memory(tmp_path: Any) -> None:
     assert adapter.state.sums.dtype == torch.float64
     adapter.save(tmp_path / "state")
     trueup.adapt(convnet(), "tsd").load(tmp_path / "state")
+    adapter = trueup.adapt(convnet(), "t3a")
+    adapter(X)
     features, sums = adapter.state.features.clone(), adapter.state.sums.clone()
     adapter.bfloat16()
     assert torch.equal(adapter.state.features, features)
@@ -108,7 +141,7 @@ def test_moving_keeps_the_precision_of_the_memory(tmp_path: Any) -> None:
 
 
 def test_teachers_move_with_the_model_and_memory_does_not_lose() -> None:
-    adapter = chatty(limit=100).bfloat16()
+    adapter = chatty(limit=100, params="none").bfloat16()
     assert next(adapter.state.teacher.parameters()).dtype == torch.bfloat16
     assert adapter.state.projector.weight.dtype == torch.float32
     assert adapter(X.bfloat16()).isfinite().all()

@@ -228,7 +228,7 @@ def test_other_returns_need_output() -> None:
 def test_answers_that_are_no_logits_are_refused() -> None:
     for tail in (nn.Linear(8, 1), nn.Sequential(nn.Linear(8, 5), nn.Flatten(0))):
         with pytest.raises(ValueError, match="logits must be"):
-            trueup.adapt(pooled(tail), "tent")(X)
+            trueup.adapt(pooled(tail), "pl")(X)
 
 
 def test_a_parametrised_head_gives_its_effective_weight() -> None:

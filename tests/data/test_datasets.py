@@ -146,7 +146,7 @@ def test_domains_come_in_the_card_s_order_and_extra_folders_are_no_domains(tmp_p
     put(tmp_path, "splits/emu/1.jpg")
     assert open_dataset("pacs", tmp_path).targets == ("art_painting", "cartoon", "photo", "sketch")
     assert open_dataset("pacs", tmp_path).classes == ("dog",)
-    assert folders.scan(tmp_path, CARDS["pacs"]).unknown == ["__MACOSX", "splits"]
+    assert folders.scan(tmp_path, CARDS["pacs"]).unknown == ["splits"]
 
 
 def test_a_missing_domain_is_refused_with_what_there_is(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""Methods side by side without labels: both estimates by hand, what is refused, and what is recommended."""
+"""Methods side by side without labels: both estimates by hand, guards, and what is refused."""
 
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,15 +11,25 @@ import torch
 from torch import Tensor
 
 from trueup.core.adapter import Adapter
+from trueup.core.guard import Guard
 from trueup.core.listening import heard
 from trueup.core.method import Info, Method
 from trueup.core.registry import make_method
 from trueup.core.split import Output, SplitModel
-from trueup.deploy.compare import Aetta, Finding, _disturbed, advise, look
+from trueup.deploy.compare import Aetta, Trial, _disturbed, aetta_error, look
+from trueup.deploy.estimates import Score, advise
 from trueup.testing import convnet, images, segnet
 
-BASE = Finding("source", 1.0, 0.8, 0.7, 9.0, 0.6, 0.65, None, 1.0)
 SOURCE = make_method("source", {})
+
+
+def trials(*names: str) -> dict[str, Trial]:
+    return {name: Trial(make_method(name, {})) for name in ("source", *names)}
+
+
+def value(score: Score | None) -> float:
+    assert score is not None
+    return score.value
 
 
 def cut(x: Tensor, y: Tensor, size: int) -> list[tuple[Tensor, Any]]:
@@ -52,53 +62,72 @@ def test_aetta_by_hand_over_ragged_batches() -> None:
     x = images(41, seed=0, shift=1.0)[0]
     judge = Aetta(seed=3)
     adapter = Adapter(convnet(), heard(SOURCE, judge.hear, judge.first))
-    for part in (x[:40], x[40:]):
-        adapter(part)
-    assert judge.error == pytest.approx(by_hand([(adapter.net, x[:40]), (adapter.net, x[40:])], 3), abs=1e-9)
-    assert judge.images == 41
+    answers = torch.cat([adapter(part) for part in (x[:40], x[40:])])
+    score = judge.score(answers)
+    assert score is not None
+    assert score.value == pytest.approx(1 - by_hand([(adapter.net, x[:40]), (adapter.net, x[40:])], 3), abs=1e-9)
+    assert len(score.without) == 41
 
 
 def test_aetta_asks_the_head_that_answered() -> None:
     x = images(96, seed=5, shift=0.3)[0]
     method, judge = make_method("tent-clf", {"lr": 0.5}), Aetta(seed=0)
     watched = Adapter(convnet(), heard(method, judge.hear, judge.first))
-    plain, passes = Adapter(convnet(), method, example=x[:2]), []
+    plain, passes, answers = Adapter(convnet(), method, example=x[:2]), [], []
     for part in x.split(32):
         passes.append((copy.deepcopy(plain.net), part))
-        assert torch.equal(watched(part), plain(part))
-    assert judge.error == pytest.approx(by_hand(passes, 0), abs=1e-6)
+        answers.append(watched(part))
+        assert torch.equal(answers[-1], plain(part))
+    score = judge.score(torch.cat(answers))
+    assert score is not None
+    assert score.value == pytest.approx(1 - by_hand(passes, 0), abs=1e-6)
     after = by_hand([(plain.net, part) for part in x.split(32)], 0)
-    assert judge.error != pytest.approx(after, abs=1e-2)  # the step did change the head
+    assert score.value != pytest.approx(1 - after, abs=1e-2)  # the step did change the head
+
+
+def test_aetta_without_each_image_is_that_of_the_others() -> None:
+    judge, rows = Aetta(), torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.6, 0.1, 0.3]], dtype=torch.float64)
+    changed, answers = torch.tensor([0.3, 0.0, 0.1], dtype=torch.float64), rows.log()
+    judge.parts = [(answers[:2], changed[:2], rows[:2]), (answers[2:], changed[2:], rows[2:])]
+    score = judge.score(answers)
+    assert score is not None
+    for i, left in enumerate(score.without.tolist()):
+        others = [k for k in range(3) if k != i]
+        middle = [(sum(float(rows[k, c]) for k in others) + 8 / 3) / 10 for c in range(3)]
+        diversity = -sum(m * math.log(m) for m in middle) / math.log(3)
+        assert left == pytest.approx(1 - sum(float(changed[k]) for k in others) / 2 / diversity**3)
+    assert judge.score(answers.flip(0)) is None  # a guard answered otherwise
+    judge.parts = judge.parts[1:]
+    alone = judge.score(answers[2:])
+    assert alone is not None
+    assert alone.without.tolist() == [alone.value]
+
+
+def error_of(images: int, changed: float, total: torch.Tensor) -> float:
+    return float(aetta_error(torch.tensor([changed]).double(), total.double()[None], images)[0])
 
 
 def test_one_sure_image_is_no_collapse_and_many_are() -> None:
-    judge = Aetta()
-    assert judge.error is None
-    sure = torch.tensor([1.0, *[0.0] * 9], dtype=torch.float64)
-    judge.images, judge.changed, judge.total = 1, 0.1, sure
-    assert judge.error is not None
-    assert 0.1 <= judge.error < 0.12
-    judge.images, judge.changed, judge.total = 300, 30.0, 300 * sure
-    assert judge.error == pytest.approx(0.9)  # guessing among ten
+    assert Aetta().score(torch.zeros(1, 10)) is None
+    sure = torch.tensor([1.0, *[0.0] * 9])
+    assert 0.1 <= error_of(1, 0.1, sure) < 0.12
+    assert error_of(300, 30.0, 300 * sure) == pytest.approx(0.9)  # guessing among ten
 
 
 def test_few_images_of_many_classes_are_diverse_enough() -> None:
-    judge = Aetta()
-    judge.images, judge.changed = 100, 10.0
-    judge.total = torch.cat((torch.ones(100), torch.zeros(900))).double()
-    assert judge.error == pytest.approx(0.1)
+    assert error_of(100, 10.0, torch.cat((torch.ones(100), torch.zeros(900)))) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_neither_batches_nor_order_move_the_sources_estimates(size: int) -> None:
     x, y = images(129, seed=5, shift=0.3)
-    whole = look(convnet(), {"source": SOURCE}, lambda: cut(x, y, 129))[0]
+    whole = look(convnet(), trials(), lambda: cut(x, y, 129))[0]
     order = y.argsort()
     for stream in (cut(x, y, size), cut(x[order], y[order], size)):
-        (found,) = look(convnet(), {"source": SOURCE}, lambda stream=stream: stream)
-        assert found.aetta == pytest.approx(whole.aetta, abs=0.06)
-        assert found.gde == pytest.approx(whole.gde, abs=0.08)
-        assert found.accuracy == whole.accuracy
+        (found,) = look(convnet(), trials(), lambda stream=stream: stream)
+        assert value(found.aetta) == pytest.approx(value(whole.aetta), abs=0.06)
+        assert value(found.gde) == pytest.approx(value(whole.gde), abs=0.08)
+        assert value(found.accuracy) == pytest.approx(value(whole.accuracy))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +140,7 @@ class Shifty(Method):
 
 def test_answers_that_are_not_all_the_heads_are_not_estimated_by_aetta() -> None:
     x, y = images(40, seed=0, shift=1.0)
-    methods = {"source": SOURCE, "t3a": make_method("t3a", {}), "shifty": Shifty()}
+    methods = {**trials("t3a"), "shifty": Trial(Shifty())}
     source, *others = look(convnet(), methods, lambda: cut(x, y, 36))
     assert source.aetta is not None
     for finding in others:
@@ -128,16 +157,17 @@ def test_disagreement_by_hand() -> None:
         out = net(part)
         dropped = net.classify(out.features * masks(out.features.shape, random))
         same.append(dropped.argmax(dim=1) == out.logits.argmax(dim=1))
-    (found,) = look(convnet(), {"source": SOURCE}, lambda: cut(x, y, 32), seed=7)
+    (found,) = look(convnet(), trials(), lambda: cut(x, y, 32), seed=7)
     expected = float(torch.cat(same).double().mean())
     assert 0 < expected < 1
-    assert found.gde == pytest.approx(expected)
+    assert value(found.gde) == pytest.approx(expected)
 
 
 def test_methods_one_after_the_other_do_not_disturb_each_other() -> None:
     x, y = images(48, seed=0, shift=1.0)
-    two = look(convnet(), {"source": SOURCE, "again": SOURCE}, lambda: cut(x, y, 16))
-    assert (two[0].gde, two[0].aetta) == (two[1].gde, two[1].aetta)
+    two = look(convnet(), {**trials(), "again": Trial(SOURCE)}, lambda: cut(x, y, 16))
+    assert value(two[0].gde) == value(two[1].gde)
+    assert value(two[0].aetta) == value(two[1].aetta)
 
 
 def test_features_are_dropped_in_a_pass_and_not_when_the_head_is_asked_again() -> None:
@@ -153,18 +183,18 @@ def test_features_are_dropped_in_a_pass_and_not_when_the_head_is_asked_again() -
 
 def test_findings_are_those_of_plain_adapters() -> None:
     x, y = images(64, seed=0, shift=0.5)
-    methods = {name: make_method(name, {}) for name in ("source", "tent")}
-    first, second = look(convnet(), methods, lambda: cut(x, y, 32))
+    first, second = look(convnet(), trials("tent"), lambda: cut(x, y, 32))
     logits = []
-    for name in methods:
+    for name in ("source", "tent"):
         adapter = Adapter(convnet(), make_method(name, {}))
         logits.append(torch.cat([adapter(part) for part in x.split(32)]).double())
     assert first.agreement == 1.0
     answers = [z.argmax(dim=1) for z in logits]
     assert second.agreement == pytest.approx(float((answers[0] == answers[1]).double().mean()))
-    assert second.accuracy == pytest.approx(float((answers[1] == y).double().mean()))
+    assert torch.equal(second.answers, answers[1])
+    assert value(second.accuracy) == pytest.approx(float((answers[1] == y).double().mean()))
     p = logits[1].softmax(dim=1)
-    assert second.confidence == pytest.approx(float(p.max(dim=1).values.mean()))
+    assert second.confidence.value == pytest.approx(float(p.max(dim=1).values.mean()))
     assert second.entropy == pytest.approx(float(-(p * p.log()).sum(dim=1).mean()))
     middle = p.mean(dim=0)
     assert second.classes == pytest.approx(math.exp(-float((middle * middle.log()).sum())))
@@ -180,13 +210,13 @@ def test_what_cannot_run_is_refused_before_anything_does() -> None:
     def nothing() -> Iterator[Any]:
         yield from ()
 
-    astray = {"source": SOURCE, "tsd:params=nosuch": make_method("tsd", {"params": "nosuch"})}
+    astray = {**trials(), "tsd:params=nosuch": Trial(make_method("tsd", {"params": "nosuch"}))}
     with pytest.raises(ValueError, match="tsd:params=nosuch: nothing to update"):
         look(convnet(), astray, lambda: cut(x, y, 4), tick=tick)
     with pytest.raises(ValueError, match="none of the images can be read"):
-        look(convnet(), {"source": SOURCE}, nothing, tick=tick)
+        look(convnet(), trials(), nothing, tick=tick)
     with pytest.raises(ValueError, match="answers with maps, not classes"):
-        look(segnet(), {"source": SOURCE}, lambda: cut(x, y, 4), tick=tick)
+        look(segnet(), trials(), lambda: cut(x, y, 4), tick=tick)
     assert ran == []
 
 
@@ -201,61 +231,18 @@ def test_a_model_without_a_head_has_no_estimates() -> None:
             return 3 * logits.tanh()
 
     x, y = images(16, seed=0)
-    methods = {"source": SOURCE, "tent": make_method("tent", {})}
-    findings = look(Sure(), methods, lambda: [(part, None) for part, _ in cut(x, y, 8)])
+    findings = look(Sure(), trials("tent"), lambda: [(part, None) for part, _ in cut(x, y, 8)])
     assert [(f.aetta, f.gde, f.accuracy) for f in findings] == [(None, None, None)] * 2
     advice = advise(findings)
-    assert advice.name == "source"
-    assert "nothing can be estimated" in advice.reasons[0]
+    assert advice.take == ("source",)
+    assert "cannot be estimated on this data" in advice.reasons[0]
 
 
-def test_the_best_estimate_is_recommended() -> None:
-    tent, tsd = (replace(BASE, name=name, agreement=0.6, aetta=e) for name, e in (("tent", 0.7), ("tsd", 0.8)))
-    advice = advise([BASE, tent, tsd])
-    assert advice.name == "tsd"
-    assert "80.0%" in advice.reasons[0]
-    assert "AETTA" in advice.reasons[0]
-
-
-def test_labels_decide_where_there_are_any() -> None:
-    source, tent = replace(BASE, accuracy=0.72), replace(BASE, name="tent", aetta=0.9, gde=0.9, accuracy=0.47)
-    tsd = replace(BASE, name="tsd", aetta=0.1, classes=3.0, accuracy=0.75)
-    advice = advise([source, tent])
-    assert advice.name == "source"
-    assert "accuracy on the labelled images is 72.0%" in advice.reasons[0]
-    assert advise([source, tent, tsd]).name == "tsd"
-    assert "the source's 72.0%" in advise([source, tent, tsd]).reasons[0]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [({"classes": 3.0}, "uses 3.0 classes"), ({"agreement": 0.1}, "agrees with the source in only 10%")],
-)
-def test_what_looks_collapsed_is_not(change: dict[str, float], reason: str) -> None:
-    bad = replace(BASE, name="tent", aetta=0.99, **{"agreement": 0.6, **change})
-    advice = advise([BASE, bad])
-    assert advice.name == "source"
-    assert "every other method shows signs of collapse" in advice.reasons[0]
-    assert reason in advice.reasons[1]
-    with_good = advise([BASE, bad, replace(BASE, name="tsd", aetta=0.7)])
-    assert with_good.name == "tsd"
-    assert reason in with_good.reasons[-1]
-
-
-def test_without_a_lead_nothing_is_changed() -> None:
-    assert advise([BASE, replace(BASE, name="tent", aetta=0.605)]).name == "source"
-    assert advise([BASE]).reasons == ("no other method was tried",)
-
-
-def test_who_was_not_judged_is_named_and_judged_by_disagreement_only_alone() -> None:
-    lame = replace(BASE, name="lame", aetta=None, gde=0.8)
-    advice = advise([BASE, replace(BASE, name="tent", aetta=0.7), lame])
-    assert advice.name == "tent"
-    assert "not judged" in advice.reasons[-1]
-    assert "lame 80.0% (GDE beside each; the source's is 65.0%)" in advice.reasons[-1]
-    assert advise([BASE, replace(BASE, name="tent", aetta=0.6), lame]).name == "source"
-    alone = advise([BASE, lame])
-    assert alone.name == "lame"
-    assert "estimated by GDE is 80.0%, the source's 65.0%" in alone.reasons[0]
-    assert "AETTA has no estimate of lame" in alone.reasons[-1]
-    assert advise([BASE, replace(lame, gde=0.655)]).name == "source"
+def test_a_guard_watches_both_runs() -> None:
+    x, y = images(480, seed=0, shift=1.0)
+    wild = make_method("tent", {"lr": 1.0})
+    free, guarded = look(convnet(), {"free": Trial(wild), "guarded": Trial(wild, guard=True)}, lambda: cut(x, y, 32))
+    adapter = Adapter(convnet(), wild, guard=Guard())
+    expected = torch.cat([adapter(part) for part in x.split(32)]).argmax(dim=1)
+    assert torch.equal(guarded.answers, expected)
+    assert not torch.equal(free.answers, expected)

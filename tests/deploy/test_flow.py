@@ -114,9 +114,9 @@ def test_one_volume_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.M
     alive: list[weakref.ref[Any]] = []
     read = images.read_image
 
-    def watched(path: Path) -> Any:
+    def watched(path: Path, *how: Any) -> Any:
         assert [ref() for ref in alive if ref() is not None] == []
-        result = read(path)
+        result = read(path, *how)
         alive.append(weakref.ref(result[0]))
         return result
 

@@ -87,23 +87,53 @@ def test_equal_samples_and_single_ones_have_weight_one() -> None:
         assert float(loss.detach()) == pytest.approx(expected, abs=1e-8)
 
 
-def test_prior_correction_by_hand() -> None:
-    """p̄ of three samples, g = (1/2) / max p̄: each probability times (p̄ + g) / (1 + 2 g), made to sum to one."""
-    adapter = trueup.adapt(identity_head(), "roid", params="all", example=X)
-    answer = adapter.method.predict(adapter.net, adapter.net(X), adapter.state).softmax(dim=1)
+def smoothed_prior() -> list[float]:
+    """(p̄ + g) / (1 + 2 g) of three samples, with g = (1/2) / max p̄."""
     mean = [sum(p[k] for p in PROBS) / 3 for k in (0, 1)]
     g = 0.5 / max(mean)
-    prior = [(m + g) / (1 + 2 * g) for m in mean]
-    for row, p in zip(answer.tolist(), PROBS, strict=True):
+    return [(m + g) / (1 + 2 * g) for m in mean]
+
+
+def answer_of(x: Tensor, **hyper: Any) -> Tensor:
+    adapter = trueup.adapt(identity_head(), "roid", params="all", example=x, **hyper)
+    return adapter.method.predict(adapter.net, adapter.net(x), adapter.state)
+
+
+def test_prior_correction_of_probabilities_by_hand() -> None:
+    """Each probability times the prior, made to sum to one."""
+    prior = smoothed_prior()
+    for row, p in zip(answer_of(X, prior="probabilities").softmax(dim=1).tolist(), PROBS, strict=True):
         total = p[0] * prior[0] + p[1] * prior[1]
         assert row == pytest.approx([p[k] * prior[k] / total for k in (0, 1)], abs=1e-8)
 
 
-def test_the_frequent_class_gains_whatever_the_sign_of_its_logit() -> None:
+@pytest.mark.parametrize("hyper", [{}, {"prior": "logits"}], ids=str)
+def test_prior_correction_of_logits_by_hand(hyper: dict) -> None:
+    """Each logit times the prior; this is the default."""
+    prior = smoothed_prior()
+    for row, logits in zip(answer_of(X, **hyper).tolist(), X.tolist(), strict=True):
+        assert row == pytest.approx([logits[k] * prior[k] for k in (0, 1)], abs=1e-8)
+
+
+def test_without_prior_correction_the_answers_are_the_logits() -> None:
+    assert torch.equal(answer_of(X, prior="none"), X)
+
+
+def test_only_probabilities_favour_the_frequent_class_whatever_the_sign_of_its_logit() -> None:
     x = torch.tensor([[-4.0, -3.0]] * 3 + [[-3.0, -3.0]], dtype=torch.float64)
-    adapter = trueup.adapt(identity_head(), "roid", params="all", example=x)
-    answer = adapter.method.predict(adapter.net, adapter.net(x), adapter.state)
+    answer = answer_of(x, prior="probabilities")
     assert answer[3, 1] > answer[3, 0]
+    assert (answer_of(x, prior="logits")[3] * torch.tensor([1, -1])).sum() > 0
+    answer = answer_of(x + 10, prior="logits")
+    assert answer[3, 1] > answer[3, 0]
+
+
+def test_the_consistency_is_with_its_own_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its view, without blur and noise, is the one that is drawn."""
+    x, drawn = images(16, seed=0, shift=1.0)[0], []
+    monkeypatch.setattr("trueup.methods.roid.roid_view", lambda x, pixels: drawn.append(pixels) or x)
+    trueup.adapt(convnet(), "roid", mean=0.5, std=0.25)(x)
+    assert [pixels.mean for pixels in drawn] == [(0.5,)]
 
 
 def test_running_mean_and_pull_to_the_source_by_hand() -> None:
@@ -139,18 +169,16 @@ def test_the_source_is_no_alias_and_keep_zero_stays_there() -> None:
         assert not torch.equal(value, moving.net.selected[name])
 
 
-def test_a_model_that_is_moved_to_low_precision_still_goes_back() -> None:
-    """What it goes back to stays as it was, in float32."""
+def test_a_model_that_is_moved_to_high_precision_still_goes_back() -> None:
     model, x = convnet(), images(16, seed=0, shift=1.0)[0]
     adapter = trueup.adapt(model, "roid", keep=0.0, lr=0.1, example=x)
     adapter(x)
-    adapter.to(torch.bfloat16)
-    assert adapter(x.bfloat16()).isfinite().all()
+    adapter.double()
+    assert adapter(x.double()).isfinite().all()
     assert adapter.updates == 2
     for name, p in adapter.net.selected.items():
-        assert p.dtype == torch.bfloat16
-        assert torch.equal(p, model.get_parameter(name).bfloat16())
-    assert all(b.dtype == torch.float32 for b in adapter.state.source.buffers())
+        assert p.dtype == torch.float64
+        assert torch.equal(p, model.get_parameter(name).double())
 
 
 def test_several_labels_go_back_once() -> None:
@@ -179,7 +207,7 @@ def test_what_is_no_image_is_refused_before_anything_changes() -> None:
     assert adapter.batches == 0
 
 
-@pytest.mark.parametrize("bad", [{"temperature": 0}, {"keep": 1.1}], ids=str)
+@pytest.mark.parametrize("bad", [{"temperature": 0}, {"keep": 1.1}, {"prior": "log"}], ids=str)
 def test_meaningless_values_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         trueup.adapt(identity_head(), "roid", **bad)

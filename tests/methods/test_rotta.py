@@ -135,12 +135,12 @@ def test_teacher_student_and_images_are_apart() -> None:
 
 
 @pytest.mark.parametrize("method", ["rotta", "note"])
-def test_in_half_precision(method: str) -> None:
-    """The kept images follow the model down, the memory stays as exact as it was."""
+def test_in_other_precisions(method: str) -> None:
+    """The kept images follow the model."""
     adapter = trueup.adapt(convnet(), method, every=8, example=images(2, seed=0)[0])
     adapter(images(5, seed=0)[0])
-    adapter.to(torch.bfloat16)
-    assert adapter(images(12, seed=1)[0].to(torch.bfloat16)).isfinite().all()
+    adapter.double()
+    assert adapter(images(12, seed=1)[0].double()).isfinite().all()
     assert adapter.updates == 2
     with torch.autocast("cpu", dtype=torch.bfloat16):
         plain = trueup.adapt(convnet(), method, every=8)

@@ -48,6 +48,9 @@ OTHER_TRAINING: dict[str, Any] = {
     "tolerance": 0.2,
     "refresh": 501,
     "multilabel": True,
+    "resize": "crop",
+    "range": (0.0, 4095.0),
+    "grey": True,
 }
 
 

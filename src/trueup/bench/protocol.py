@@ -24,7 +24,7 @@ from trueup.core.heads import HeadNotFoundError
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.core.split import Output, SplitModel
-from trueup.data.loading import NORMALIZE, Loader, Place
+from trueup.data.loading import Loader, Place
 from trueup.data.streams import CHOOSY, batches, even, order
 
 Indices = NDArray[np.int64]
@@ -135,7 +135,7 @@ class Stage:
     def adapter(self, method: Method) -> Adapter:
         """A fresh adapter of the model."""
         guard = Guard() if self.guard else None
-        pixels = pixels_of(*NORMALIZE[self.loader.normalize])
+        pixels = pixels_of(self.loader.channels.mean, self.loader.channels.std)
         return Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel, pixels=pixels)
 
     def batches(self) -> Iterator[tuple[Tensor, Indices]]:
@@ -268,7 +268,7 @@ def _head(adapter: Adapter) -> nn.Module:
     layer = copy.deepcopy(adapter.net.layer).cpu()
     if isinstance(layer, nn.Linear):
         return layer
-    weight, bias = adapter.net.weight.detach().cpu(), layer.bias
+    weight, bias = adapter.net.weight.detach().cpu(), getattr(layer, "bias", None)  # a residual sum has none
     head = nn.Linear(weight.shape[1], weight.shape[0], bias=isinstance(bias, Tensor))
     head.weight.data.copy_(weight)
     if isinstance(bias, Tensor):

@@ -22,7 +22,7 @@ from trueup.data.domains import parse_corruption
 from trueup.data.streams import order
 from trueup.source.checkpoints import digest_of_file, given
 from trueup.source.nets import check_network, network_code
-from trueup.source.recipe import Given, Recipe, Settings, Training, training_for
+from trueup.source.recipe import Given, Recipe, Settings, Training, quiet, training_for
 from trueup.source.tasks import task_of
 
 PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
@@ -79,7 +79,7 @@ class Run(Settings):
 
     @model_serializer(mode="wrap")
     def _quiet(self, dump: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
-        return {key: value for key, value in dump(self).items() if key not in QUIET or value != QUIET[key]}
+        return {key: value for key, value in quiet(dump(self)).items() if key not in QUIET or value != QUIET[key]}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class Sweep(Settings):
 
     def open(self, dataset: str) -> Dataset:
         """A dataset of the sweep."""
-        return open_dataset(dataset, self.root_of(dataset))
+        return open_dataset(dataset, self.root_of(dataset), training_for(dataset, self.training).reading)
 
     def file_of(self, run: Run) -> str | None:
         """The file of a run's weights or trained model, if it has one."""
@@ -165,6 +165,7 @@ class Sweep(Settings):
         for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
             file = filled(self.checkpoint or "", target, seed)
             models[target, seed] = given(file, target.split("+"), name, training)
+            self._agree(models[target, seed], training, file)
         for net, stream, size, select, target, seed, (method, said) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method or _usual(dataset.task),
@@ -182,6 +183,13 @@ class Sweep(Settings):
                 select=select if grid(method, hyper, dataset.task) else "default",
                 guard=guard, repeat=self.repeat, disturb=self.disturb,
             )  # fmt: skip
+
+    def _agree(self, model: Given, training: Training, file: str) -> None:
+        """Refuse what was asked for where a model's file says otherwise."""
+        for key in ("normalize", "grey"):
+            own, asked = getattr(model, key), getattr(training, key)
+            if key in self.training and own != asked:
+                raise ValueError(f"{file} was trained with {key}={own}, not {asked}: leave it out, the file knows it")
 
     def _check(self, dataset: Dataset, networks: Iterable[str]) -> None:
         """Refuse what would fail every run, before anything starts."""

@@ -17,6 +17,7 @@ import torch
 from trueup.bench.records import FILE, Record, finished, writing
 from trueup.bench.settings import Run, Sweep, make_sweep
 from trueup.bench.work import Job, Site, failure, perform
+from trueup.data.survey import survey
 from trueup.source.checkpoints import Store
 
 CHECKPOINTS, TRACES = "checkpoints", "traces"
@@ -53,6 +54,7 @@ def plan(
     store = Store(Path(checkpoints) if checkpoints else folder / CHECKPOINTS)
     runs, done = sweep.runs(), finished(folder / FILE)
     datasets = {name: sweep.open(name) for name in sweep.dataset}
+    survey(datasets.values())
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
     for run in runs:

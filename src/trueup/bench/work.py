@@ -28,6 +28,7 @@ from trueup.bench.settings import Run, import_plugins
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.loading import Loader, Place
+from trueup.data.pictures import Reading
 from trueup.data.streams import batches
 from trueup.source.checkpoints import Store, load_model
 from trueup.source.recipe import Given, Recipe, Training
@@ -62,6 +63,14 @@ class Job:
     dataset: str = field(kw_only=True)
 
     @property
+    def reading(self) -> Reading:
+        """How picture files are read."""
+        if self.runs:
+            return self.runs[0].source.reading
+        assert self.recipe is not None
+        return self.recipe.training.reading
+
+    @property
     def title(self) -> str:
         """What to show while it goes on."""
         if not self.runs:
@@ -76,7 +85,7 @@ def perform(job: Job, send: Send) -> None:
     """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
     torch.set_num_threads(job.site.threads)
     import_plugins(job.site.plugins)
-    dataset = open_dataset(job.dataset, job.site.root)
+    dataset = open_dataset(job.dataset, job.site.root, job.reading)
     store = Store(job.site.checkpoints)
 
     def progress(done: int, of: int) -> None:
@@ -165,7 +174,7 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
     else:
         assert site.file is not None
         outputs = dataset.outputs(multilabel=run.source.multilabel)
-        model = load_model(site.file, run.network, outputs, run.source.size)
+        model = load_model(site.file, run.network, outputs, run.source.size, run.source.channels.count)
     model.to(memory_format=torch.channels_last)  # as the images come; convolutions are faster this way
     place = Place([dataset.domain(name) for name in run.targets])
     what = parse(run.disturb) if run.disturb else None
@@ -180,7 +189,7 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Site) -> Stage:
         repeat=run.repeat,
     )
     threads, device = max(2, site.threads), site.device
-    loader = Loader(place, run.source.size, run.source.normalize, threads=threads, keep=True, device=device)
+    loader = Loader(place, run.source.size, run.source.channels, threads=threads, keep=True, device=device)
     elsewhere = isinstance(run.source, Training) and not run.source.iterations  # its source data is not here
     prepare = None if elsewhere else lambda: source_images(run, dataset)
     return Stage(
@@ -204,7 +213,7 @@ def held_out(run: Run, stage: Stage, dataset: Dataset) -> Iterator[Stage]:
     for name in dataset.sources(run.targets):
         domain = dataset.domain(name)
         _, held = split(domain, run.source.holdout, run.seed)
-        loader = Loader(Place([domain]), run.source.size, run.source.normalize, keep=True, device=stage.device)
+        loader = Loader(Place([domain]), run.source.size, run.source.channels, keep=True, device=stage.device)
         stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
         yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set(), intruders=None)
 
@@ -217,6 +226,6 @@ def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
         domain = dataset.domain(name)
         trains, _ = split(domain, holdout, run.seed)
         few = np.random.default_rng(run.seed).permutation(trains)[: (500 if dataset.structures else 2000) // len(names)]
-        loader = Loader(Place([domain]), run.source.size, run.source.normalize)
+        loader = Loader(Place([domain]), run.source.size, run.source.channels)
         for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))):
             yield x

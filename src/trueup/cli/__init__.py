@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 
+from trueup.startup import interruptible
+
 
 def main() -> None:
     """The entry point."""
-    try:
-        import pydantic
-        import rich
-        import typer
-        import yaml
-    except ImportError as error:
-        sys.exit(f"the command line needs {error.name}: pip install 'trueup[bench]'")
-    del pydantic, rich, typer, yaml
-    from trueup.cli.app import start
-
+    with interruptible(True):
+        try:
+            import pydantic
+            import rich
+            import typer
+            import yaml
+        except ImportError as error:
+            sys.exit(f"the command line needs {error.name}: pip install 'trueup[bench]'")
+        del pydantic, rich, typer, yaml
+        from trueup.cli.app import start
     start()

@@ -17,6 +17,11 @@ from trueup.cli.options import given
 from trueup.cli.progress import SweepBars
 from trueup.cli.report import print_tables
 
+HELP = """Compare methods: datasets × networks × targets × streams × batches × seeds × methods.
+
+Finished runs are in OUT/records.jsonl and are not run again; a sweep that was stopped goes on. Without anything: \
+the embedded digits, the paper's nine methods, three seeds."""
+
 
 def bench(
     file: str = typer.Argument("", help="A YAML file of settings; flags take the place of what it says."),
@@ -27,6 +32,11 @@ def bench(
     weights: str = options.WEIGHTS,
     checkpoint: str = options.CHECKPOINT,
     training: list[str] = options.TRAIN,
+    resize: str = options.RESIZE,
+    limits: options.Limits = options.RANGE,
+    mean: str = options.MEAN,
+    std: str = options.STD,
+    grey: bool = options.GREY,
     method: list[str] = options.METHOD,
     seed: list[int] = options.SEED,
     stream: list[str] = options.STREAM,
@@ -43,11 +53,8 @@ def bench(
     device: str = options.DEVICE,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and their state; run nothing."),
 ) -> None:
-    """Compare methods: datasets × networks × targets × streams × batches × seeds × methods.
-
-    Finished runs are in OUT/records.jsonl and are not run again; a sweep that was stopped goes on. Without anything:
-    the embedded digits, the paper's nine methods, three seeds.
-    """
+    """Compare methods: datasets × networks × targets × streams × batches × seeds × methods."""
+    training = options.seen(training, resize, limits, mean, std, grey)
     select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted] or None
     flags = given(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,

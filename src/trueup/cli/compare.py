@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +19,21 @@ from torch import Tensor, nn
 
 from trueup.augment import pixels_of
 from trueup.bench.settings import PAPER, make_sweep, resolve
+from trueup.bench.specs import guarded
 from trueup.bench.sweep import check_device
 from trueup.cli import options
 from trueup.cli.progress import bar
-from trueup.core.method import Method
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
-from trueup.data.domains import FileDomain
-from trueup.data.loading import NORMALIZE, Loader, Place
+from trueup.data.channels import make_channels
+from trueup.data.domains import CorruptedDomain, Domain, FileDomain
+from trueup.data.loading import Loader, Place
+from trueup.data.pictures import AS_STORED, Reading
+from trueup.data.scanning import Scan, log_skipped
 from trueup.data.streams import batches
-from trueup.deploy.compare import Advice, Finding, advise, look
+from trueup.data.survey import survey_domains
+from trueup.deploy.compare import Trial, look
+from trueup.deploy.estimates import Estimate, Finding, Score, advise, estimate
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
@@ -36,11 +41,29 @@ USUAL = tuple(name for name in PAPER if name != "source")
 SHUFFLE = typer.Option(
     None, "--shuffle/--no-shuffle", help="In random order, or by the files' names; random if left out and in folders."
 )
-SHOWN = 3  # folders that are named
-NOTE = (
-    "AETTA (Lee et al., 2024), GDE (Jiang et al., 2022): accuracy estimated without labels, by dropout; "
-    "they say which is better, more than how good"
+LABELLED = typer.Option(
+    None, "--source", help="Labelled source images, best none of training: a folder per class. Six times as long."
 )
+SHOWN = 3  # folders that are named
+SCENES = ("gaussian_noise", "defocus_blur", "fog", "pixelate")  # one of each family of corruptions
+SEVERITY = 4
+NOTE = "range of the accuracy by AETTA (Lee et al., 2024), GDE (Jiang et al., 2022) and confidence; "
+GUESS = "not calibrated, so a guess: labelled source images (--source) would show how far it can be off"
+HELP = """Try several methods on your own model and unlabelled images, and recommend one, with reasons.
+
+It estimates each accuracy without labels, as a range, or says that it cannot be estimated on this data: where the
+estimates disagree, or adapted models seldom agree with the source. With --source, it runs the same on labelled
+source images, clean and corrupted, and calibrates the range by how far estimates were off there. It recommends a
+method only if its lead is more than two standard errors; otherwise it says that there are too few images.
+
+Folders that are the model's classes count as labels; if its classes have no names here, as many folders as it has
+classes do, in the order of their names. Then the accuracy is shown and decides.
+
+Example: trueup compare --model model.safetensors --data photos
+
+--json prints an object: images, unreadable, said, methods (for each its name, range, why there is none, accuracy if
+there are labels, aetta, gde, confidence, agreement, all as shares of 1, entropy, classes, seconds), scenes (the same on
+source images), take (names) and reasons."""
 
 
 @dataclass(frozen=True)
@@ -61,52 +84,88 @@ def compare(
     classes: int = typer.Option(None, "--classes", min=2, help="Its classes."),
     size: int = typer.Option(None, "--size", min=8, help="Side in pixels of what it sees; 224 if left out."),
     normalize: str = typer.Option(None, "--normalize", help="imagenet (if left out) or half."),
+    resize: str = options.RESIZE,
+    limits: options.Limits = options.RANGE,
+    mean: str = options.MEAN,
+    std: str = options.STD,
+    grey: bool = options.GREY,
     method: list[str] = options.METHOD,
     batch: int = typer.Option(64, "--batch", "-b", min=1, help="Images per batch."),
     limit: int = typer.Option(None, "--limit", min=1, help="Only the first so many images."),
     shuffle: bool = SHUFFLE,
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of adaptation and order."),
     device: str = options.DEVICE,
+    source: str = LABELLED,
+    as_json: bool = options.JSON,
 ) -> None:
-    """Try several methods on your own model and unlabelled images, and recommend one, with reasons.
-
-    It shows how often each agrees with the frozen source, how sure it is, how many classes it uses, and two estimates
-    of its accuracy without labels. AETTA: how often dropout changes its answers. GDE: how often a second run, with
-    features dropped, agrees; that works for all methods. Both rank methods better than they hit the number.
-
-    Folders that are the model's classes count as labels; if its classes have no names here, as many folders as it has
-    classes do, in the order of their names. Then the accuracy is shown and decides.
-
-    Example: trueup compare --model model.safetensors --data photos
-    """
+    """Try several methods on a model and images, and recommend one."""
     check_device(device)
-    methods = methods_of(method or list(USUAL))
-    network, seen = open_classifier(model, arch=arch, weights=weights, classes=classes, size=size, normalize=normalize)
-    photos = find_images(Path(data), seen["classes"], seen["names"])
-    mixed, every = photos.nested if shuffle is None else shuffle, np.arange(len(photos.domain.labels))
-    order = (np.random.default_rng(seed).permutation(every) if mixed else every)[:limit]
-    loader = Loader(Place([photos.domain]), seen["size"], seen["normalize"], keep=True, device=device)
-    findings = watch(network, methods, photos, loader, list(batches(order, batch)), device=device, seed=seed)
-    images = len(order) - len(loader.broken)
+    trials = trials_of(method or list(USUAL))
+    foreign = {"arch": arch, "weights": weights, "classes": classes, "size": size, "normalize": normalize}
+    network, seen = open_classifier(model, **foreign, mean=mean, std=std, grey=grey)
+    asked, known = options.reading(resize, limits), seen.get("reading", AS_STORED)
+    reading = Reading(asked.range or known.range, asked.resize or known.resize)
+    photos = find_images(Path(data), seen["classes"], seen["names"], reading)
+    labelled = None if source is None else find_labelled(Path(source), seen, reading)
+    survey_domains(data, [photos.domain])
+    mixed = photos.nested if shuffle is None else shuffle
+    stand = Stand(network, trials, seen, batch, device, seed)
+    order = stand.order(photos.domain, mixed)[:limit]
+    findings, broken = stand.watch(photos.domain, order, labelled=photos.labelled)
+    scenes = {} if labelled is None else stand.calibrate(labelled.domain, len(order))
+    said = f"{_in_words(len(order) - broken, mixed)}; {photos.said}"
+    (tell_json if as_json else tell)(findings, scenes, broken=broken, said=said)
+
+
+def _in_words(images: int, mixed: bool) -> str:
     way = "in random order (--no-shuffle: by name)" if mixed else "in the order of their names (--shuffle: random)"
-    said = f"{images} {'image' if images == 1 else 'images'} {way}; {photos.said}"
-    tell(findings, advise(findings), broken=len(loader.broken), said=said)
+    return f"{images} {'image' if images == 1 else 'images'} {way}"
 
 
-def watch(
-    network: nn.Module, methods: dict[str, Method], photos: Photos, loader: Loader,
-    stream: list[NDArray[np.int64]], **how: Any,
-) -> list[Finding]:  # fmt: skip
-    """Run the methods over the images in this order, with a bar."""
+@dataclass(frozen=True)
+class Stand:
+    """A network, methods to try on it, and how it is shown images."""
 
-    def shown() -> Iterator[tuple[Tensor, NDArray[np.int64] | None]]:
-        for x, at in loader.batches(stream):
-            yield x, photos.domain.labels[at] if photos.labelled else None
+    network: nn.Module
+    trials: dict[str, Trial]
+    seen: dict[str, Any]
+    batch: int
+    device: str
+    seed: int
 
-    pixels = pixels_of(*NORMALIZE[loader.normalize])
-    with bar("batches") as advance:
-        done, total = iter(range(1, 10**9)), 2 * len(stream) * len(methods)
-        return look(network, methods, shown, pixels=pixels, tick=lambda: advance(next(done), total), **how)
+    def order(self, domain: Domain, mixed: bool) -> NDArray[np.int64]:
+        """Number the images of a domain in the order in which they are shown."""
+        every = np.arange(len(domain.labels))
+        return np.random.default_rng(self.seed).permutation(every) if mixed else every
+
+    def watch(
+        self, domain: Domain, order: NDArray[np.int64], *, labelled: bool, title: str = "batches"
+    ) -> tuple[list[Finding], int]:
+        """Run the methods over images in this order, with a bar; also return how many could not be read."""
+        channels = make_channels(self.seen["normalize"], self.seen.get("grey", False))
+        loader = Loader(Place([domain]), self.seen["size"], channels, keep=True, device=self.device)
+        stream = list(batches(order, self.batch))
+
+        def shown() -> Iterator[tuple[Tensor, NDArray[np.int64] | None]]:
+            for x, at in loader.batches(stream):
+                yield x, domain.labels[at] if labelled else None
+
+        how: dict[str, Any] = {
+            "device": self.device,
+            "seed": self.seed,
+            "pixels": pixels_of(channels.mean, channels.std),
+        }
+        with bar(title) as advance:
+            done, total = iter(range(1, 10**9)), 2 * len(stream) * len(self.trials)
+            found = look(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
+        return found, len(loader.broken)
+
+    def calibrate(self, domain: Domain, most: int) -> dict[str, list[Finding]]:
+        """Run the methods over at most so many labelled source images, clean and corrupted."""
+        views: dict[str, Domain] = {"clean": domain}
+        views |= {f"{name}-{SEVERITY}": CorruptedDomain(domain, name, SEVERITY, self.seed) for name in SCENES}
+        order = self.order(domain, mixed=True)[:most]
+        return {name: self.watch(view, order, labelled=True, title=name)[0] for name, view in views.items()}
 
 
 def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
@@ -129,34 +188,41 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
             "names": card.class_names if card is not None and len(card.class_names) == recipe.classes else (),
             "size": recipe.training.size,
             "normalize": recipe.training.normalize,
+            "grey": recipe.training.grey,
+            "reading": recipe.training.reading,
         }
     else:
         if missing := [name for name in ("arch", "weights", "classes") if name not in given]:
             raise ValueError(f"--{missing[0]} is missing: give --model, or --arch with --weights and --classes")
-        seen = {"size": 224, "normalize": "imagenet", "names": (), **given}
-        if seen["normalize"] not in NORMALIZE:
-            raise ValueError(f"--normalize {seen['normalize']!r} is not known: it must be {' or '.join(NORMALIZE)}")
-        network = load_model(seen["weights"], seen["arch"], seen["classes"], seen["size"])
-        seen = {key: seen[key] for key in ("classes", "names", "size", "normalize")}
+        seen = {"size": 224, "names": (), "grey": False, **given}
+        normalize = options.normalization(seen.get("mean"), seen.get("std"), seen.get("normalize")) or "imagenet"
+        channels = make_channels(normalize, seen["grey"]).count
+        network = load_model(seen["weights"], seen["arch"], seen["classes"], seen["size"], channels)
+        seen = {key: seen[key] for key in ("classes", "names", "size", "grey")} | {"normalize": normalize}
     return network.to(memory_format=torch.channels_last), seen
 
 
-def find_images(folder: Path, classes: int, names: Sequence[str] = ()) -> Photos:
+def find_images(folder: Path, classes: int, names: Sequence[str] = (), reading: Reading = AS_STORED) -> Photos:
     """The images below a folder, sorted by name, and what its folders are; `names` are those of the classes, if any."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found = sorted(
-        os.path.relpath(Path(where) / name, folder)
-        for where, _, files in os.walk(folder)
-        for name in files
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".")
-    )
+    scan = Scan(folder)
+    found = sorted(str(path.relative_to(folder)) for path in scan.walk() if path.name.lower().endswith(SUFFIXES))
+    log_skipped(str(folder), scan.skipped)
     if not found:
         raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
     firsts = [Path(name).parts[0] if len(Path(name).parts) > 1 else "" for name in found]
     numbers, said = _number(sorted(set(firsts)), classes, [name.casefold() for name in names])
     labels = np.array([numbers.get(first, 0) for first in firsts], dtype=np.int64)
-    return Photos(FileDomain(folder.name, folder, found, labels), bool(numbers), any(firsts), said)
+    return Photos(FileDomain(folder.name, folder, found, labels, reading), bool(numbers), any(firsts), said)
+
+
+def find_labelled(folder: Path, seen: dict[str, Any], reading: Reading) -> Photos:
+    """Find source images, which must have labels."""
+    photos = find_images(folder, seen["classes"], seen["names"], reading)
+    if not photos.labelled:
+        raise ValueError(f"--source {folder}: {photos.said}; it needs one folder per class, named like the classes")
+    return photos
 
 
 def _number(folders: list[str], classes: int, names: list[str]) -> tuple[dict[str, int], str]:
@@ -175,40 +241,67 @@ def _number(folders: list[str], classes: int, names: list[str]) -> tuple[dict[st
     return {}, f"folders are not the model's {classes} classes ({listed}): no labels"
 
 
-def methods_of(texts: list[str]) -> dict[str, Method]:
-    """The methods as people write them; the frozen source is always the first."""
+def trials_of(texts: list[str]) -> dict[str, Trial]:
+    """Make the methods as people write them; the frozen source is always the first."""
     import yaml
 
-    made: dict[str, Method] = {"source": make_method("source", {})}
+    made = {"source": Trial(make_method("source", {}))}
     for text in texts:
         try:
-            name, hyper = (make_sweep({"method": [text]}).method or [])[0]
+            name, said = (make_sweep({"method": [text]}).method or [])[0]
         except yaml.YAMLError as error:
             raise ValueError(f"-m {text}: a value cannot be read; quote it within: params='[bf].*'") from error
-        if "guard" in hyper or "preset" in hyper:
-            raise ValueError(f"{text}: compare runs methods as they are; `trueup stress` has guards and presets")
-        made[text] = make_method(name, resolve(name, hyper, "default"))
+        hyper, guard = guarded(said)
+        made[text] = Trial(make_method(name, resolve(name, hyper, "default")), guard)
     return made
 
 
-def tell(findings: list[Finding], advice: Advice, *, broken: int, said: str) -> None:
+def tell_json(findings: list[Finding], scenes: dict[str, list[Finding]], *, broken: int, said: str) -> None:
+    """Print the result as JSON: shares of 1, null for what is not known."""
+    streams = list(scenes.values())
+    found, advice = estimate(findings, streams), advise(findings, streams)
+    result = {
+        "images": len(findings[0].answers),
+        "unreadable": broken,
+        "said": said,
+        "methods": [_plain(f) | {"range": e.range, "why": e.why} for f, e in zip(findings, found, strict=True)],
+        "scenes": {name: [_plain(f) for f in scene] for name, scene in scenes.items()},
+        "take": advice.take,
+        "reasons": advice.reasons,
+    }
+    typer.echo(json.dumps(result, indent=2))
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    values = {key: value for key, value in vars(finding).items() if key != "answers"}
+    return {key: value.value if isinstance(value, Score) else value for key, value in values.items()}
+
+
+def tell(findings: list[Finding], scenes: dict[str, list[Finding]], *, broken: int, said: str) -> None:
     """Print what was found, and what follows from it."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    labelled = any(finding.accuracy is not None for finding in findings)
-    heads = ["AETTA %", "GDE %", "agreement %", "confidence %", "entropy", "classes", "seconds"]
-    for name in ["method", *(["accuracy %"] if labelled else []), *heads]:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for f in findings:
-        numbers = [f.accuracy] if labelled else []
-        parts = [*numbers, f.aetta, f.gde, f.agreement, f.confidence]
-        percents = ["–" if part is None else f"{100 * part:.1f}" for part in parts]
-        table.add_row(escape(f.name), *percents, f"{f.entropy:.2f}", f"{f.classes:.1f}", f"{f.seconds:.1f}")
+    streams = list(scenes.values())
+    found, advice = estimate(findings, streams), advise(findings, streams)
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     console.print(said, markup=False)
-    console.print(table)
+    console.print(_table(findings, found, "estimate %" if scenes else "guess %"))
     if broken:
         console.print(f"{broken} images could not be read and are left out", style="red")
-    console.print(f"\ntake [bold]{escape(advice.name)}[/]")
+    console.print("\ntake " + " or ".join(f"[bold]{escape(name)}[/]" for name in advice.take))
     for reason in advice.reasons:
         console.print(f"• {reason}", markup=False)
-    console.print(NOTE, style="dim")
+    how = f"calibrated on {len(streams[0][0].answers)} source images, {', '.join(scenes)}" if scenes else GUESS
+    console.print(NOTE + how, style="dim")
+
+
+def _table(findings: list[Finding], found: list[Estimate], title: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    labelled = any(finding.accuracy is not None for finding in findings)
+    heads = [title, "agreement %", "confidence %", "entropy", "classes", "seconds"]
+    for name in ["method", *(["accuracy %"] if labelled else []), *heads]:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for f, e in zip(findings, found, strict=True):
+        row = [f"{100 * f.accuracy.value:.1f}" if f.accuracy is not None else "–"] if labelled else []
+        row += ["–" if e.range is None else f"{100 * e.range[0]:.0f}–{100 * e.range[1]:.0f}"]
+        row += [f"{100 * part:.1f}" for part in (f.agreement, f.confidence.value)]
+        table.add_row(escape(f.name), *row, f"{f.entropy:.2f}", f"{f.classes:.1f}", f"{f.seconds:.1f}")
+    return table

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from trueup.cli import options
 from trueup.cli.progress import bar
 from trueup.data.archives import folder_for
 from trueup.data.archives import unpack as unpack_archive
@@ -33,6 +35,8 @@ def card(name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}.")) -> Non
     classes = f"{it.classes}" + (f": {', '.join(it.class_names)}" if it.class_names else "")
     unit = "cases" if name in NAMES else "images"
     rows = {"classes": classes, **_scored(it), unit: f"{it.images:,}", "domains": domains, **_direction(name)}
+    if it.range is not None:
+        rows["range"] = f"{it.range[0]:g} to {it.range[1]:g}, in files of more than 8 bits"
     for key, value in {**rows, "licence": it.licence, "get it from": it.home, "layout": it.layout}.items():
         table.add_row(f"[dim]{key}[/]", escape(value))
     Console(emoji=False).print(table)
@@ -60,23 +64,63 @@ def check(
     name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}, or your own: folder, masks."),
     root: str = typer.Option("", help="The folder that holds the domains."),
     fast: bool = typer.Option(False, "--fast", help="Count files only; do not open them (of volumes, the headers)."),
+    limits: options.Limits = options.RANGE,
     pictures: str = typer.Option(
         "", metavar="DIR", help="Of masks: draw some cases of each domain with their outlines, into this folder."
     ),
+    as_json: bool = options.JSON,
 ) -> None:
-    """Say what is missing or wrong, with counts per domain and class. Exit status 1 if anything is."""
+    """Say what is missing or wrong, with counts per domain and class. Exit status 1 if anything is.
+
+    With --json: ok, problems, notes, broken, others, and of each domain the images of each class; of masks its cases,
+    slices, sizes and spacings, and of each structure the cases that show it and its share of the pixels.
+    """
     if pictures and name in {*CARDS, "folder"} - {*NAMES}:
         raise ValueError(f"{name} has no masks to draw: --pictures is for {', '.join(NAMES)}")
     with bar("opening images") as advance:
-        report = check_files(name, root or None, decode_all=not fast, progress=advance)
-    console = Console(emoji=False)  # or "refuge:train:" would become a tram
+        reading = options.reading(None, limits)
+        report = check_files(name, root or None, decode_all=not fast, reading=reading, progress=advance)
+    drawn = _draw(report, Path(pictures)) if pictures and isinstance(report, MaskReport) else None
+    if as_json:
+        options.print_json(as_values(report, opened=not fast) | ({} if drawn is None else {"drawn": drawn}))
+    else:
+        _tell_all(Console(emoji=False), report, drawn, fast=fast)  # or "refuge:train:" would become a tram
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def as_values(report: Report | MaskReport, *, opened: bool) -> dict[str, Any]:
+    """A report as plain values; `opened`: whether files were opened, not only counted."""
+    values: dict[str, Any] = {"dataset": report.name, "ok": not report.problems, "opened": opened}
+    values |= {key: list(getattr(report, key)) for key in ("problems", "notes", "broken", "others")}
+    if isinstance(report, Report):
+        return values | {"images": report.images, "classes": list(report.classes), "domains": report.counts}
+    structures = list(report.structures)
+    values |= {"missing": report.missing, "cases": report.cases, "slices": report.slices, "structures": structures}
+    return values | {"domains": {name: _part_values(part, structures) for name, part in report.parts.items()}}
+
+
+def _part_values(part: Part, structures: list[str]) -> dict[str, Any]:
+    return {
+        "cases": part.cases,
+        "slices": part.slices,
+        "read": part.read,
+        "structures": {s: {"cases": part.having[s], "share": part.share(s)} for s in structures},
+        "sizes": [list(size) for size in sorted(part.sizes)],
+        "spacings": [list(spacing) for spacing in sorted(part.spacings)],
+    }
+
+
+def _tell_all(console: Console, report: Report | MaskReport, drawn: list[str] | None, *, fast: bool) -> None:
     if isinstance(report, MaskReport):
         _tell_masks(console, report)
-        if pictures:
-            _draw(console, report, Path(pictures))
+        if drawn is not None:
+            _tell(console, f"drawn: {', '.join(drawn) or 'nothing'}")
     else:
         console.print(_counts(report))
         _tell(console, f"{report.images:,} images, {len(report.classes)} classes, {len(report.counts)} domains")
+        for note in report.notes:
+            _tell(console, f"· {note}")
     if report.others:
         what = "neither images nor masks" if isinstance(report, MaskReport) else "no images"
         _tell(console, f"{len(report.others)} files are {what} and are left out: {few(report.others)}")
@@ -86,9 +130,8 @@ def check(
         more = len(report.broken) - LINES
         for line in [*report.broken[:LINES], *([f"and {more} more"] if more > 0 else [])]:
             _tell(console, f"  {line}")
-    if report.problems:
-        raise typer.Exit(1)
-    console.print("[green]✓[/] as it should be" + (" (files were counted, not opened)" if fast else ""))
+    if not report.problems:
+        console.print("[green]✓[/] as it should be" + (" (files were counted, not opened)" if fast else ""))
 
 
 @app.command()
@@ -185,10 +228,9 @@ def _sizes(part: Part) -> str:
     return " to ".join(dict.fromkeys(f"{h}×{w}" for h, w in (*by_area[:1], *by_area[-1:]))) or "–"
 
 
-def _draw(console: Console, report: MaskReport, folder: Path) -> None:
+def _draw(report: MaskReport, folder: Path) -> list[str]:
     from trueup.data.sheets import draw_sheets
 
     cases = {domain: found.cases for domain, found in report.found.items()}
     with bar("drawing") as advance:
-        files = draw_sheets(report.name, cases, report.structures, folder, advance)
-    _tell(console, f"drawn: {', '.join(map(str, files)) or 'nothing'}")
+        return [str(file) for file in draw_sheets(report.name, cases, report.structures, folder, advance)]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import io
+import tokenize
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
+from trueup import augment
 from trueup.core.method import GradientMethod, Method
 from trueup.core.registry import get_method, list_methods
 
@@ -23,6 +27,9 @@ image. *Source data* are wanted before deployment, never after.
 Methods compose without new classes: any loss with any statistics (`adapt(model, "tent", norm="mix:0.1")`), with a reset
 or an ensemble of weights by rules of a guard (`guard=Guard(rules=(RDumb(), Roid()))` of `trueup.rules`), and with
 `preset="safe"`.
+
+*Differs* marks where the code departs from the paper or from published code, in the words of the source. *Published
+settings* are given where they differ from the defaults, with the repository in which they were read.
 """
 
 
@@ -61,6 +68,14 @@ def page() -> str:
         lines.append(f"| {' | '.join(cells)} |")
     for name in list_methods():
         lines += ["", *section(name)]
+    lines += [
+        "",
+        "## Views",
+        "",
+        "Views of images are drawn for `cotta`, `rotta`, `roid`, `memo` and `adacontrast`.",
+        "",
+    ]
+    lines += [f"- *Differs:* {text}" for text in differences(augment)]
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +98,37 @@ def section(name: str) -> list[str]:
         lines += ["", "It keeps images of your users, in memory and in saved states."]
     if info.unfit:
         lines += ["", f"Not for pixels: {info.unfit}."]
-    return lines
+    if info.settings:
+        lines += ["", f"*Published settings:* {info.settings}"]
+    classes = [get_method(name, task) for task in TASKS if name in list_methods(task)]
+    modules = dict.fromkeys(
+        inspect.getmodule(base) for c in classes for base in reversed(c.__mro__) if _of_methods(base)
+    )
+    texts = [f"- *Differs:* {text}" for module in modules if module is not None for text in differences(module)]
+    return lines + (["", *texts] if texts else [])
+
+
+def differences(module: ModuleType) -> list[str]:
+    """Read the departures that a module's comments mark with `Differs:`, each to the line that ends a sentence."""
+    texts: list[str] = []
+    unfinished = -1  # the line on which the last text goes on
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(module)).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        text, line = token.string.removeprefix("#").strip(), token.start[0]
+        alone = not token.line[: token.start[1]].strip()
+        if text.startswith("Differs: "):
+            texts.append(text.removeprefix("Differs: "))
+        elif line == unfinished and alone:
+            texts[-1] += f" {text}"
+        else:
+            continue
+        unfinished = line + 1 if alone and not text.endswith(".") else -1
+    return [text if text.endswith(".") else f"{text}." for text in texts]
+
+
+def _of_methods(cls: type) -> bool:
+    return cls.__module__.startswith("trueup.methods.")
 
 
 def _said(value: Any) -> str:

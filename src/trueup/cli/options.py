@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import typer
 
 from trueup.bench.specs import name_value
+from trueup.data.channels import Normalize, check_normalize
+from trueup.data.pictures import RESIZES, Reading
 
 DATASET = typer.Option(None, "--dataset", "-d", help="digits, digits-c, pacs, …, or folder; see `trueup list`.")
 ROOT = typer.Option(None, "--root", "-r", help="The folder that holds the dataset's domains.")
@@ -29,6 +33,63 @@ OUT = typer.Option("runs", "--out", "-o", help="The folder for records and check
 CHECKPOINTS = typer.Option(None, "--checkpoints", help="Where source models are kept, if not in --out.")
 WORKERS = typer.Option(None, "--workers", "-j", min=1, help="Processes at a time; cores are shared among them.")
 DEVICE = typer.Option("cpu", "--device", help="cpu, cuda, cuda:1, mps; for training and adaptation.")
+JSON = typer.Option(False, "--json", help="Print the result as JSON; nothing else goes to the standard output.")
+
+RESIZE = typer.Option(
+    None, "--resize", metavar="[squash|crop|pad]",
+    help="How a picture becomes square: squashed, its middle, or whole with black bars.",
+)  # fmt: skip
+RANGE = typer.Option(
+    None, "--range", metavar="LOW HIGH",
+    help="Black and white in pictures of more than 8 bits that do not say it: 0 4095 for 12 bits.",
+)  # fmt: skip
+Limits = tuple[float, float]
+MEAN = typer.Option(
+    None, "--mean", metavar="M[,M,M]",
+    help="Mean that the network's images are normalised with, of values from 0 to 1: 0.5, or one for each channel.",
+)  # fmt: skip
+STD = typer.Option(None, "--std", metavar="S[,S,S]", help="Standard deviation that they are divided by; with --mean.")
+GREY = typer.Option(None, "--grey", help="The network takes one channel: images are shown as grey.")
+
+
+def reading(resize: str | None, limits: Limits | None) -> Reading:
+    """How picture files are read, by the flags."""
+    if resize is not None and resize not in RESIZES:
+        raise ValueError(f"--resize {resize!r} is not known: it must be {', '.join(RESIZES)}")
+    return Reading(limits, resize)
+
+
+def normalization(mean: str | None, std: str | None, normalize: str | None = None) -> Normalize | None:
+    """How images are normalised, by the flags; None if they do not say it."""
+    if mean is None and std is None:
+        return None if normalize is None else check_normalize(normalize)
+    if mean is None or std is None:
+        raise ValueError(f"--{'mean' if std is None else 'std'} is given alone: --mean and --std go together")
+    if normalize is not None:
+        raise ValueError(f"--mean and --std do not go with the normalisation {normalize!r}: give one or the other")
+    return check_normalize((_numbers("mean", mean), _numbers("std", std)))
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"--{name} {text!r} must be one number, or three with commas: 0.485,0.456,0.406") from error
+
+
+def seen(
+    training: list[str] | None, resize: str | None, limits: Limits | None,
+    mean: str | None = None, std: str | None = None, grey: bool | None = None,
+) -> list[str]:  # fmt: skip
+    """Settings of training, which say what networks see, with those of the flags."""
+    how, words = reading(resize, limits), list(training or [])
+    told = next((word.partition("=")[2] for word in words if word.partition("=")[0].strip() == "normalize"), None)
+    if (mean, std) != (None, None) and (pair := normalization(mean, std, told)) is not None:
+        words.append(f"normalize={pair if isinstance(pair, str) else [[*part] for part in pair]}")
+    words += ["grey=true"] if grey else []
+    words += [f"resize={how.resize}"] if how.resize else []
+    words += [f"range=[{how.range[0]!r}, {how.range[1]!r}]"] if how.range else []
+    return words
 
 
 def given(**flags: Any) -> dict[str, Any]:
@@ -38,3 +99,16 @@ def given(**flags: Any) -> dict[str, Any]:
         if key in values:
             values[key] = name_value(values[key])
     return values
+
+
+def print_json(content: Any) -> None:
+    """Print plain values as JSON; a number that is not finite, which JSON does not know, as null."""
+    typer.echo(json.dumps(_finite(content), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

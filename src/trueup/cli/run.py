@@ -21,6 +21,11 @@ def run(
     weights: str = options.WEIGHTS,
     checkpoint: str = options.CHECKPOINT,
     training: list[str] = options.TRAIN,
+    resize: str = options.RESIZE,
+    limits: options.Limits = options.RANGE,
+    mean: str = options.MEAN,
+    std: str = options.STD,
+    grey: bool = options.GREY,
     seed: int = typer.Option(0, "--seed", "-s", help="Of training, stream and adaptation."),
     stream: str = typer.Option("iid", "--stream", help="iid, dirichlet, class-sorted, continual, gradual, mixed, …"),
     stream_options: list[str] = options.OPTION,
@@ -34,6 +39,7 @@ def run(
     device: str = options.DEVICE,
 ) -> None:
     """Run one method on one stream, training the source model first if it is not there, and print the record."""
+    training = options.seen(training, resize, limits, mean, std, grey)
     settings = given(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, seed=seed, stream=stream, stream_options=stream_options, batch=batch, limit=limit,

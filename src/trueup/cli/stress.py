@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -35,7 +36,11 @@ paper's and `tsd:preset=safe`, if none are given; `source` is always there.
 Your own model and images, from folders domain/class/image: `trueup stress -d folder -r DIR -n resnet50 --checkpoint \
 model.pt -m tent -m tsd:preset=safe --quick`
 
-Finished runs are in OUT/records.jsonl and are not run again; a test that was stopped goes on."""
+Finished runs are in OUT/records.jsonl and are not run again; a test that was stopped goes on.
+
+With --json: ok, left_out, files, failures and tests, one for each dataset and network. Of each method in each \
+scenario mean, runs, difference (from the source, mean over runs), lowest (of a single run) and where that was: parts \
+of 1, not percent. With --dry-run: scenarios, methods, and the numbers of runs, those done, and models to train."""
 FORMS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
 
 
@@ -48,6 +53,11 @@ def stress(
     weights: str = options.WEIGHTS,
     checkpoint: str = options.CHECKPOINT,
     training: list[str] = options.TRAIN,
+    resize: str = options.RESIZE,
+    limits: options.Limits = options.RANGE,
+    mean: str = options.MEAN,
+    std: str = options.STD,
+    grey: bool = options.GREY,
     method: list[str] = options.METHOD,
     seed: list[int] = options.SEED,
     scenario: list[str] = SCENARIO,
@@ -59,73 +69,125 @@ def stress(
     workers: int = options.WORKERS,
     device: str = options.DEVICE,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the scenarios and what is done; run nothing."),
+    as_json: bool = options.JSON,
 ) -> None:
     """Put methods under stress and compare each with the frozen source."""
+    training = options.seen(training, resize, limits, mean, std, grey)
     flags = given(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
     )  # fmt: skip
     test = make_stress(read_settings(file, flags) if file else flags)
     todo = plan(test, out, checkpoints=checkpoints)
-    for note in test.left_out():
+    notes = list(test.left_out())
+    for note in () if as_json else notes:
         Console().print(note, highlight=False, style="dim")
     if dry_run:
-        print_scenarios(todo)
-    elif not perform(test, todo, out, workers=workers, checkpoints=checkpoints, device=device):
+        options.print_json(plan_values(todo) | {"left_out": notes}) if as_json else print_scenarios(todo)
+        return
+    outcome = perform(test, todo, Path(out), workers=workers, checkpoints=checkpoints, device=device)
+    options.print_json(values(outcome) | {"left_out": notes}) if as_json else tell(outcome, Path(out))
+    if outcome.failures:
         raise typer.Exit(1)
 
 
-def perform(
-    test: Stress, todo: Plan, out: str, *, workers: int | None, checkpoints: str | None, device: str = "cpu"
-) -> bool:
-    """Run a stress test with bars, show what came of it and name what failed; False if anything did."""
-    bars, console = SweepBars(todo), Console()
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a stress test."""
+
+    records: int
+    tests: list[StressTest]
+    failures: list[Record]
+    tables: list[Path]
+    """The files of each test without their endings, which are those in FORMS."""
+    pictures: list[list[Path]]
+
+
+def perform(test: Stress, todo: Plan, out: Path, **how: Any) -> Outcome:
+    """Run a stress test with bars, and write the tables and the picture of each dataset and network."""
+    bars = SweepBars(todo)
     with bars.progress:
-        summary = run_sweep(test, out, workers=workers, checkpoints=checkpoints, device=device, tell=bars)
-    said = show(order_of(summary.records, todo.runs), Path(out)) if summary.records else []
-    for record in summary.failures:
+        summary = run_sweep(test, out, tell=bars, **how)
+    records = order_of(summary.records, todo.runs) if summary.records else []
+    tests = stress_tests(records, scenario_of, order=list(SCENARIOS), label=label_of)
+    names = [out / ("stress" if len(tests) == 1 else f"stress-{_plain(each)}") for each in tests]
+    for each, name in zip(tests, names, strict=True):
+        for form, suffix in FORMS.items():
+            text = "\n\n".join(render(table, form) for table in each.tables())
+            Path(f"{name}{suffix}").write_text(text + "\n")
+    pictures = [list(heatmap(each, Path(f"{name}.png"))) for each, name in zip(tests, names, strict=True)]
+    return Outcome(len(summary.records), tests, list(summary.failures), names, pictures)
+
+
+def tell(outcome: Outcome, out: Path) -> None:
+    """Print the tables, what failed, and where everything is."""
+    console = Console()
+    for test in outcome.tests:
+        for table in test.tables()[:2]:
+            typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+    for record in outcome.failures:
         run = record["settings"]
         name = f"{run['method']} in {scenario_of(run)} on {run['dataset']}/{run['target']}, seed {run['seed']}"
         console.print(f"[red]failed:[/] {name}: {record['error']}", highlight=False, soft_wrap=True)
-    said = [f"{len(summary.records)} records in {Path(out) / FILE}", *said]
+    said = [f"{outcome.records} records in {out / FILE}"]
+    for table_file, pictures in zip(outcome.tables, outcome.pictures, strict=True):
+        said.append(f"tables in {table_file}.md, .tex and .csv")
+        said.append(f"picture in {' and '.join(map(str, pictures))}")
     console.print("\n".join(said), highlight=False, soft_wrap=True)
-    return not summary.failures
 
 
-def show(records: Sequence[Record], folder: Path) -> list[str]:
-    """Print the tables of each dataset and network, write them and the picture into the folder: where they are."""
-    console, said = Console(), []
-    tests = stress_tests(records, scenario_of, order=list(SCENARIOS), label=label_of)
-    for test in tests:
-        for table in test.tables()[:2]:
-            typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
-        name = "stress" if len(tests) == 1 else f"stress-{_plain(test)}"
-        for form, suffix in FORMS.items():
-            text = "\n\n".join(render(table, form) for table in test.tables())
-            (folder / f"{name}{suffix}").write_text(text + "\n")
-        said.append(f"tables in {folder / name}.md, .tex and .csv")
-        said.append(f"picture in {' and '.join(map(str, heatmap(test, folder / f'{name}.png')))}")
-    return said
+def values(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as plain values."""
+    keys = ("dataset", "target", "network", "method", "seed")
+    failures = [
+        {**{key: r["settings"][key] for key in keys}, "scenario": scenario_of(r["settings"]), "error": r["error"]}
+        for r in outcome.failures
+    ]
+    files = [f"{name}{suffix}" for name in outcome.tables for suffix in FORMS.values()]
+    files += [str(file) for each in outcome.pictures for file in each]
+    tests = [_test_values(test) for test in outcome.tests]
+    return {"ok": not failures, "records": outcome.records, "tests": tests, "failures": failures, "files": files}
+
+
+def _test_values(test: StressTest) -> dict[str, Any]:
+    methods = []
+    for row in test.rows:
+        spots = zip(test.scenarios, row.spots, strict=True)
+        scenarios = {name: None if spot is None else asdict(spot) for name, spot in spots}
+        worst = None if row.worst is None else test.scenarios[row.worst]
+        methods.append({"name": row.label, "method": row.method, "worst": worst, "scenarios": scenarios})
+    return {"title": test.title, "metric": test.metric.name, "methods": methods, "notes": list(test.notes)}
 
 
 def _plain(test: StressTest) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in test.title).split())
 
 
+def plan_values(todo: Plan) -> dict[str, Any]:
+    """What each scenario means, how many of its runs are done, and what is to do in all."""
+    settings = [run.model_dump(mode="json") for run in todo.runs]
+    of = [(scenario_of(each), run.digest() in todo.done) for each, run in zip(settings, todo.runs, strict=True)]
+    scenarios = []
+    for name in dict.fromkeys(scenario for scenario, _ in of):
+        states = [done for scenario, done in of if scenario == name]
+        scenarios.append({"name": name, "meaning": MEANING[name], "runs": len(states), "done": sum(states)})
+    methods = dict.fromkeys(label_of(each) or each["method"] for each in settings)
+    counts = {"runs": len(todo.runs), "done": len(todo.done_here), "waiting": len(todo.waiting)}
+    return {"scenarios": scenarios, "methods": list(methods), **counts, "trainings": len(todo.trainings)}
+
+
 def print_scenarios(todo: Plan) -> None:
-    """What each scenario means, and how many of its runs are done."""
+    """Print what is planned."""
+    planned = plan_values(todo)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("scenario", "what happens"):
         table.add_column(name)
     for name in ("runs", "done"):
         table.add_column(name, justify="right")
-    of = [(scenario_of(run.model_dump(mode="json")), run.digest() in todo.done) for run in todo.runs]
-    for name in dict.fromkeys(scenario for scenario, _ in of):
-        states = [done for scenario, done in of if scenario == name]
-        table.add_row(name, MEANING[name], str(len(states)), str(sum(states)))
+    for scenario in planned["scenarios"]:
+        table.add_row(*(str(scenario[key]) for key in ("name", "meaning", "runs", "done")))
     console = Console()
     console.print(table)
-    methods = dict.fromkeys(label_of(run.model_dump(mode="json")) or run.method for run in todo.runs)
-    console.print(f"methods: {'; '.join(methods)}", highlight=False)
-    counts = f"{len(todo.runs)} runs: {len(todo.done_here)} done, {len(todo.waiting)} to run; "
-    console.print(f"{counts}{len(todo.trainings)} source models to train", highlight=False)
+    console.print(f"methods: {'; '.join(planned['methods'])}", highlight=False)
+    counts = f"{planned['runs']} runs: {planned['done']} done, {planned['waiting']} to run; "
+    console.print(f"{counts}{planned['trainings']} source models to train", highlight=False)

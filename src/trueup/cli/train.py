@@ -26,6 +26,11 @@ def train(
     network: str = typer.Option(None, "--network", "-n", help="A torchvision or timm name, or module:function."),
     weights: str = options.WEIGHTS,
     training: list[str] = options.TRAIN,
+    resize: str = options.RESIZE,
+    limits: options.Limits = options.RANGE,
+    mean: str = options.MEAN,
+    std: str = options.STD,
+    grey: bool = options.GREY,
     seed: list[int] = options.SEED,
     out: str = options.OUT,
     checkpoints: str = options.CHECKPOINTS,
@@ -35,8 +40,15 @@ def train(
 
     A training that was stopped goes on from its last save; a finished one is left alone.
     """
+    training = options.seen(training, resize, limits, mean, std, grey)
     flags = given(
-        dataset=dataset, root=root, target=target, network=network, weights=weights, training=training, seed=seed
+        dataset=dataset,
+        root=root,
+        target=target,
+        network=network,
+        weights=weights,
+        training=training,
+        seed=seed,
     )
     sweep = make_sweep({**flags, "method": ["source"]})
     store = Store(Path(checkpoints) if checkpoints else Path(out) / CHECKPOINTS)

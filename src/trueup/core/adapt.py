@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from trueup.core.engine import Engine
 from trueup.core.guard import Guard
 from trueup.core.method import Method
 from trueup.core.presets import with_preset
-from trueup.core.registry import make_method
+from trueup.core.registry import get_method, make_method
+from trueup.core.shift import Shift
 
 
 def adapt(
@@ -23,12 +25,13 @@ def adapt(
     preset: str | None = None,
     guard: bool | Guard | None = None,
     head: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
-    example: Tensor | None = None,
+    output: Callable[[Any], Tensor] | str | None = None,
+    example: Any = None,
     multilabel: bool = False,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     seed: int = 0,
+    every: int | None = None,
     precision: str = "float32",
     channels_last: bool | str | None = None,
     compile: bool = False,  # noqa: A002  (what torch calls it)
@@ -39,25 +42,41 @@ def adapt(
 
     method: a name (see `list_methods()`) with hyper-parameters as keywords, or a Method.
     preset: "safe" for settings that hold up on bad streams, and a guard; what is given beside it wins.
-    guard: watch the adapter and take it back when it goes astray; True, or a Guard with settings of your own.
+    guard: watch the adapter and take it back when it goes astray; True, or a Guard. For "source" a drift alarm.
     head: the name of the last linear layer, where the probe cannot find it.
-    output: a function from what the model returns to its logits, where that is not a tensor.
+    output: a function from what the model returns to its logits, or the name of the key or attribute that holds them.
     example: a batch to find the head with now; otherwise the first batch serves.
     multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
     mean, std: how images were normalised, for methods that look at views of them; without, no view is clipped.
     seed: of the adapter's own random stream.
+    every: adapt on every so many batches only, and predict the others; `rotta` and `note` have an `every` of their own.
     precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster here.
-    channels_last: whether convolutions run with their channels last in memory; "auto" measures that, too. If nothing is
-        said, they do with memory="low", where the model can.
+    channels_last: lay out convolutions with channels last; "auto" measures; None does so with memory="low".
     compile: let torch.compile make a graph of the network when it first runs.
     memory: "low" works out activations again in backward, and keeps features in half precision.
     """
+    every = _adapters_own(every, method, hyper)
     method, guard, given = _resolved(method, preset, guard, hyper)
-    engine = Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory)
     return Adapter(
-        model, method, guard=Guard() if guard is True else guard or None, head=head, output=output, example=example,
-        multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std), engine=engine,
+        model, method, guard=_usual_guard(method) if guard is True else guard or None, head=head, output=output,
+        example=example, multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std),
+        engine=Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory), every=every,
     )  # fmt: skip
+
+
+def _usual_guard(method: Method) -> Guard:
+    """Return the guard for `guard=True`: where nothing adapts, it is a drift alarm alone."""
+    return Guard(rules=(Shift(),)) if method.info.name == "source" else Guard()
+
+
+def _adapters_own(every: int | None, method: str | Method, hyper: dict[str, Any]) -> int:
+    """Return the adapter's `every`; a method that has a hyper-parameter of this name gets it instead."""
+    if every is None:
+        return 1
+    if isinstance(method, str) and "every" in {field.name for field in dataclasses.fields(get_method(method))}:
+        hyper["every"] = every
+        return 1
+    return every
 
 
 def _resolved(

@@ -15,27 +15,27 @@ from torch import Tensor, nn
 
 from trueup import devices
 from trueup.augment import Pixels
-from trueup.core import files
-from trueup.core.copying import copy_model, follow_parameters, kept_tensors, look_for_caches, move_state, put
+from trueup.core.anchor import Answer, source_logits
+from trueup.core.building import build_for
+from trueup.core.calls import read_call
+from trueup.core.copying import calling, copy_model, fork, kept_tensors, look_for_caches, move, put
 from trueup.core.describe import describe
+from trueup.core.effects import check_effect
 from trueup.core.engine import Engine
-from trueup.core.guard import Guard, Health
-from trueup.core.heads import look_for_head
-from trueup.core.inputs import check_input, check_logits, check_model, check_values
+from trueup.core.export import plain_copy
+from trueup.core.guard import Guard, Health, plain_health
+from trueup.core.inputs import check_input, check_model
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
 from trueup.core.method import GradientMethod, Method, flag, whole
-from trueup.core.moments import all_or_nothing
-from trueup.core.params import select
 from trueup.core.preparing import prepare
 from trueup.core.randomness import RandomStream
-from trueup.core.registry import suited
 from trueup.core.robust import LEAST
 from trueup.core.sharpness import backward, second_loss
-from trueup.core.snapshot import capture, restore
+from trueup.core.snapshot import load, save
 from trueup.core.split import Output, SplitModel
 from trueup.core.steps import decides, step_if_finite
-from trueup.core.tuning import tuned
+from trueup.core.undo import CallLock, Undo, all_or_nothing, serialized
 from trueup.core.watch import Watch
 
 log = logging.getLogger("trueup")
@@ -46,9 +46,9 @@ class Adapter(nn.Module):
 
     def __init__(
         self, model: nn.Module, method: Method, *, head: str | None = None,
-        output: Callable[[Any], Tensor] | None = None, example: Tensor | None = None, multilabel: bool = False,
+        output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
         seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, pixels: Pixels | None = None,
-        engine: Engine | None = None,
+        engine: Engine | None = None, every: int = 1,
     ) -> None:  # fmt: skip
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
@@ -56,17 +56,21 @@ class Adapter(nn.Module):
         if isinstance(model, Adapter):
             raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
         whole("seed", seed, 0)
+        whole("every", every, 1)
         flag("multilabel", multilabel)
+        self.every, self.paused = every, False
         self.method, self.multilabel, self._given = method, multilabel, given
-        self._watch = None if guard is None else Watch(guard)
+        self._watch, self._lock = None if guard is None else Watch(guard), CallLock()
+        self._undo: Undo | None = None
         self._keeper: Keeper | None = None
         self._hooks: Method | PerLabel = method
         self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
         self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
         self.net.use(engine or Engine())
-        self.state = nn.Module()
-        self.batches = 0
+        check_effect(model, method)
+        self.state, self.batches, self.images = nn.Module(), 0, 0
+        self._last: tuple[Tensor, Tensor | None] | None = None  # the last answers, and the source's if asked for
         self._head, self._digest, self._built, self._prepared = head, "", False, False
         self._warned: set[str] = set()
         self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -75,20 +79,24 @@ class Adapter(nn.Module):
         self._source: dict[str, Tensor] = {}
         self._fresh: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no submodule
         if example is not None:
-            with torch.inference_mode(False):
-                self._probe(self._checked(example))
+            with torch.inference_mode(False), calling(self, x := self._entered((example,))):
+                build_for(self, x)
 
     # The flow
 
-    def forward(self, x: Tensor) -> Tensor:
+    @serialized
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Predict a batch, then adapt to it. Returns detached logits, at least float32.
 
-        With a guard a row that holds NaN, infinite or huge values is answered by zeros, and disturbs no other.
+        Call it as you call the model: `adapter(x)`, `adapter(pixel_values=x)`, with a dict or several tensors. With a
+        guard a row that holds NaN, infinite or huge values is answered by zeros, and disturbs no other. Threads take
+        turns. If anything is raised, also by Ctrl-C, the adapter is as it was before the batch.
         """
         with torch.inference_mode(False):
-            x = self._checked(x, rows=self._watch is None)
-            answers = self._answer(x) if self._watch is None else self._watch.answer(self, x)
-            self.batches += 1
+            x = self._entered(args, kwargs, rows=self._watch is None)
+            with calling(self, x), all_or_nothing(self):
+                answers = self._answer(x) if self._watch is None else self._watch.answer(self, x)
+                self.batches, self.images, self._last = self.batches + 1, self.images + len(x), (answers, None)
             if self._keeper is not None:
                 self._keeper.tick(self)
         return answers
@@ -97,7 +105,7 @@ class Adapter(nn.Module):
 
     def _answer(self, x: Tensor) -> Tensor:
         if not self._built:
-            self._probe(x)
+            build_for(self, x)
         look_for_caches(self, x)
         if "prepare" in self.method.info.needs and not self._prepared:
             self._warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
@@ -106,24 +114,22 @@ class Adapter(nn.Module):
             if n == len(x):
                 return self._take(x)
             answers = []
-            with all_or_nothing(self):
-                while len(x):
-                    answers.append(self._take(x[:n]))
-                    x = x[n:]
-                    n = self._rows(len(x)) if len(x) else 0
+            while len(x):
+                answers.append(self._take(x[:n]))
+                x = x[n:]
+                n = self._rows(len(x)) if len(x) else 0
         return torch.cat(answers)
 
     def _rows(self, waiting: int) -> int:
         """How many rows to take next; while nothing is learnt, as at the beginning: no update comes nearer."""
-        frozen = self._watch is not None and self._watch.frozen
-        n = self._hooks.rows(self._fresh[0] if frozen else self.state, waiting)
+        n = self._hooks.rows(self.state if self._learns else self._fresh[0], waiting)
         if not 1 <= n <= waiting:
             raise ValueError(f"{self.method.info.name}.rows took {n} of {waiting} waiting rows")
         return n
 
     def _take(self, x: Tensor) -> Tensor:
         method, net = self._hooks, self.net
-        again, learns = self.method.episodic, self._watch is None or not self._watch.frozen
+        again, learns = self.method.episodic, self._learns
         # Robust statistics answer; learning is a second pass, with the statistics of a batch that has enough images.
         twice = self._optimizer is not None and net.twice
         # The policy holds until after backward, for models that recompute their activations there.
@@ -157,6 +163,7 @@ class Adapter(nn.Module):
                     out = method.forward(net, x, state)
             with exact():
                 self._update(out)
+            self._expect_update()
             if self._watch is not None and self._watch.frozen:
                 break  # the step went wrong and was taken back
             with exact(), torch.no_grad():
@@ -174,10 +181,12 @@ class Adapter(nn.Module):
             return
         optimizer.zero_grad(set_to_none=True)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._expect_update(needed=self.method.radius > 0)  # then parameters move before the step
         again = partial(second_loss, self._hooks, self.net, self.state, out)
         if (loss := backward(loss, parameters, self.method.radius, again, self.net.scale)) is None:
             optimizer.zero_grad(set_to_none=True)
             return
+        self._expect_update()
         grads = [p.grad for p in parameters if p.grad is not None]
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
         if self._watch is None and devices.waits(size) and decides(optimizer):
@@ -194,6 +203,17 @@ class Adapter(nn.Module):
         torch.clear_autocast_cache()  # it holds copies of the weights as they were
         optimizer.zero_grad(set_to_none=True)
 
+    def _expect_update(self, needed: bool = True) -> None:
+        """Let a batch that fails from here on be undone although parameters have moved."""
+        if self._undo is not None and needed:
+            self._undo.before_update()
+
+    @property
+    def _learns(self) -> bool:
+        """Whether this batch is learnt from: not while paused, between every k-th batch, or under suspicion."""
+        watched = self._watch is not None and self._watch.frozen
+        return not (self.paused or self.batches % self.every or watched)
+
     @property
     def updates(self) -> int:
         """How many steps were taken; on a device that decides on them by itself, to ask is to wait for it."""
@@ -204,59 +224,24 @@ class Adapter(nn.Module):
             self._warned.add(message)
             log.warning(message, *values)
 
-    def _checked(self, x: Tensor, *, rows: bool = True) -> Tensor:
+    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, rows: bool = True) -> Tensor:
+        """The images of a call, checked."""
+        x = read_call(self.net.model, args, kwargs or {})
         check_input(x, self.net.model, rows=rows)
         return x.clone() if x.is_inference() else x.detach()
 
     # Building and state
 
-    def _probe(self, x: Tensor) -> None:
-        """Find the head with a batch, then build. A copy is probed: some models change themselves as they run."""
-        check_values(x)
-        strict, least = "head" in self.method.info.needs, 1 if self.multilabel else 2
-        needed = strict or getattr(self.method, "params", None) in ("head", "backbone")
-        with self._random.drawing(x.device), torch.no_grad():
-            head, logits = look_for_head(
-                copy_model(self.net.model), x[:2], self._head, self.net.output, least, strict=strict, needed=needed
-            )
-        check_logits(logits, multilabel=self.multilabel)
-        self._build(head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation", x)
-        look_for_caches(self, x)
-
-    def _build(self, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
-        """Make the state of a fresh adapter; with a batch, measure what the engine leaves open."""
-        net, method = self.net, suited(self.method, self._given, task)
-        selected = select(net.model, method.params, head) if isinstance(method, GradientMethod) else {}
-        self.method, self.task = method, task
-        self._hooks = PerLabel(method, channels) if self.multilabel else method
-        net.attach(head, channels, dense=task == "segmentation")
-        net.selected = selected
-        net.model.requires_grad_(False)
-        for p in selected.values():
-            p.requires_grad_(True)
-        if x is not None and net.engine.open:
-            with self._random.drawing(x.device):
-                net.use(tuned(net, x, learns=bool(selected)))
-        self._source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}
-        self._fresh = (self._init(),)
-        self._built = True
-        self.reset()
-
-    def _init(self) -> nn.Module:
-        """The method's state before any batch; the model must be at its source."""
-        self._random.restart()
-        device = next((t.device for t in (*self.net.parameters(), *self.net.buffers())), torch.device("cpu"))
-        with self._random.drawing(device), torch.no_grad(), torch.autocast(device.type, enabled=False):
-            return self._hooks.init(self.net).eval()
-
+    @serialized
     def prepare(self, loader: Iterable[Any]) -> None:
         """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
         prepare(self, loader)
 
+    @serialized
     def reset(self) -> None:
         """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
         self._random.restart()
-        self.batches = 0
+        self.batches, self.images, self._last = 0, 0, None
         self.net.steps.restart()
         if self._watch is not None:
             self._watch.restart()
@@ -265,6 +250,7 @@ class Adapter(nn.Module):
 
     def _restart(self, state: nn.Module | None = None) -> None:
         """The model at its source, with the state of a fresh adapter or a copy of this one."""
+        self._expect_update()
         with torch.inference_mode(False), torch.no_grad():
             for name, tensor in self._watched().items():
                 put(self.net.model, name, tensor, self._source[name])
@@ -283,24 +269,48 @@ class Adapter(nn.Module):
 
     @property
     def health(self) -> Health:
-        """The guard's view of the adapter: state, reason, numbers, counts of events. Needs `guard=True`."""
-        if self._watch is None:
-            raise ValueError("this adapter has no guard: make it with adapt(..., guard=True)")
-        return self._watch.health
+        """The guard's view of the adapter: state, reason, numbers, counts of events; without a guard, the counts."""
+        if self._watch is not None:
+            return self._watch.health
+        return plain_health(self.images, self.batches, self.updates, self._last, multilabel=self.multilabel)
 
+    @serialized
+    def frozen(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the answer of the frozen source to a batch; nothing changes."""
+        with torch.inference_mode(False):
+            return source_logits(self, self._entered(args, kwargs, rows=self._watch is None))
+
+    @serialized
+    def answer(self, *args: Any, **kwargs: Any) -> Answer:
+        """Predict and adapt as a call does, with the frozen source's answer beside it; `health` has their agreement."""
+        source = self.frozen(*args, **kwargs)
+        self._last = answer = Answer(self(*args, **kwargs), source)
+        return answer
+
+    def pause(self) -> None:
+        """Only predict from now on, with what was learnt so far, until `resume`; a switch that no file keeps."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Adapt again."""
+        self.paused = False
+
+    @serialized
+    def fork(self) -> Self:
+        """Copy this adapter for another stream; both share the memory of all weights that the method never updates."""
+        return fork(self)
+
+    @serialized
     def save(self, path: str | Path) -> None:
         """Write what adaptation has changed, with what `load` needs to refuse a foreign state."""
-        if self.method.info.images:
-            self._warn_once(
-                "a state of %s holds images of the stream: guard it as you guard them", self.method.info.name
-            )
-        files.write(path, *capture(self))
+        save(self, path)
 
+    @serialized
     def load(self, path: str | Path) -> None:
         """Continue from a saved state, bit by bit; a foreign or damaged file is refused and changes nothing."""
-        with torch.inference_mode(False):
-            restore(self, *files.read(path), path)
+        load(self, path)
 
+    @serialized
     def checkpoint(self, folder: str | Path, *, every: int = 100, keep: int = 3) -> int:
         """Write the state to a folder after every so many batches, and keep the last few.
 
@@ -312,17 +322,14 @@ class Adapter(nn.Module):
         self._keeper = keeper
         return seen
 
-    # A good citizen
+    @serialized
+    def unwrap(self, *, statistics: str = "adapted") -> nn.Module:
+        """Return the adapted model as a plain module, in eval mode, with its own copy of the weights: to export it.
 
-    def unwrap(self) -> nn.Module:
-        """The adapted model as a plain module, in eval mode, with its own copy of the weights.
-
-        Its BatchNorm layers use running statistics: those estimated with norm="ema" or "robust", else the source's.
+        Its BatchNorm layers get the statistics that they normalised with, pooled over the last batches; with
+        statistics="source" those of the source. What a method adds to the weights is lost, and a warning names it.
         """
-        model = copy_model(self.net.plain())
-        for name, p in model.named_parameters():
-            p.requires_grad_(self._flags[name])
-        return model
+        return plain_copy(self, statistics)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy that goes on alone; what a model has kept of its last forward is cut from the graph."""
@@ -337,14 +344,7 @@ class Adapter(nn.Module):
         return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.net._apply(fn)  # type: ignore[no-untyped-call]
-        self._source = {name: fn(t) for name, t in self._source.items()}
-        if self._watch is not None:
-            self._watch.move(fn)
-        self._digest = ""
-        for module in (self.state, *self._fresh):
-            move_state(module, fn)
-        follow_parameters(self._optimizer)
+        move(self, fn)
         return self
 
     __repr__ = describe

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trueup.core.calls import arguments
 from trueup.core.heads import as_logits
 from trueup.core.randomness import undisturbed
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
+
+
+class Answer(NamedTuple):
+    """The adapter's answer to a batch, and the frozen source's."""
+
+    adapted: Tensor
+    source: Tensor
 
 
 @torch.no_grad()
@@ -21,7 +29,7 @@ def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
     buffers = dict(model.named_buffers())
     source = {name: t.clone() if name in buffers else t for name, t in adapter._source.items()}
     with undisturbed(x.device):
-        answer = torch.func.functional_call(model, source, (x.clone(),))
+        answer = torch.func.functional_call(model, source, *arguments(x.clone()))
     logits = as_logits(answer, output, rows=len(x), least=1 if adapter.multilabel else 2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

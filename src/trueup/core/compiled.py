@@ -34,7 +34,7 @@ class Graph:
     """A model as a graph, made by torch.compile when it first runs; a copy of it makes its own."""
 
     def __init__(self) -> None:
-        self._function: Callable[[Tensor], tuple[Any, Calls]] | None = None
+        self._function: Callable[..., tuple[Any, Calls]] | None = None
         self._heard: Callable[..., Any] | None = None
         self._calls: Calls = []
 
@@ -61,8 +61,8 @@ class Graph:
 
             self._heard = heard
 
-        def whole(x: Tensor) -> tuple[Any, Calls]:
-            answer = model(x)
+        def whole(*args: Any, **kwargs: Any) -> tuple[Any, Calls]:
+            answer = model(*args, **kwargs)
             heard = list(calls)
             calls.clear()  # so that the next call finds as many as this one did: that is part of what is compiled for
             return answer, heard

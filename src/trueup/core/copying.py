@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trueup.core.caches import find_caches
+from trueup.core.calls import Batch
+from trueup.core.effects import check_precision
+from trueup.core.heads import with_few_images
 from trueup.core.randomness import undisturbed
 from trueup.core.split import SplitModel
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
+
+A = TypeVar("A", bound="Adapter")
 
 
 def copy_model(model: nn.Module) -> nn.Module:
@@ -48,9 +54,36 @@ def look_for_caches(adapter: Adapter, x: Tensor) -> None:
     """Find out, once, what a model that learns keeps of a forward for those that follow."""
     if adapter.net.caches is None and adapter._optimizer is not None:
         with undisturbed(x.device):
-            found = find_caches(copy_model(adapter.net.model), x[:2])
+            found = with_few_images(lambda part: find_caches(copy_model(adapter.net.model), part), x)
         for net in networks(adapter):
             net.caches = found
+
+
+@contextmanager
+def calling(adapter: Adapter, x: Tensor) -> Iterator[None]:
+    """Let all networks be called as x says, also with images that a method has changed or stored."""
+    if not isinstance(x, Batch):
+        yield
+        return
+    for net in networks(adapter):
+        net.signature = x.signature
+    try:
+        yield
+    finally:
+        for net in networks(adapter):  # there may be more of them now
+            net.signature = None
+
+
+def fork(adapter: A) -> A:
+    """Copy an adapter; weights that it never updates are views of the same memory, and sources are shared."""
+    if not adapter._built:
+        raise ValueError("fork an adapter after its first batch, or make it with adapt(..., example=x)")
+    fixed = [p for name, p in adapter.net.model.named_parameters() if name not in adapter.net.selected]
+    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in fixed}
+    shared |= {id(t): t for t in adapter._source.values()}
+    twin = copy.deepcopy(adapter, shared)
+    twin._keeper = None  # two adapters must not write to one folder
+    return twin
 
 
 def put(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:
@@ -92,3 +125,16 @@ def move_state(state: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
 
     for module in state.modules():
         module._apply(fn if module in inside else widen, recurse=False)
+
+
+def move(adapter: Adapter, fn: Callable[[Tensor], Tensor]) -> None:
+    """Move or convert all tensors of an adapter, as `nn.Module._apply` does for a module."""
+    check_precision({name: fn(p.detach().flatten()[:0]) for name, p in adapter.net.selected.items()}, adapter.method)
+    adapter.net._apply(fn)  # type: ignore[no-untyped-call]
+    adapter._source = {name: fn(t) for name, t in adapter._source.items()}
+    if adapter._watch is not None:
+        adapter._watch.move(fn)
+    adapter._digest = ""
+    for module in (adapter.state, *adapter._fresh):
+        move_state(module, fn)
+    follow_parameters(adapter._optimizer)

@@ -14,15 +14,21 @@ from trueup.atomic import put
 _BLANK = b"0" * 64
 
 
-def write(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str = "adapter") -> None:
-    """Write a file that is either complete or not there; the old one stays until the new one is safe."""
+def write(
+    path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str = "adapter",
+    private: bool = False,
+) -> None:  # fmt: skip
+    """Write a file that is either complete or not there; the old one stays until the new one is safe.
+
+    private: only its owner may read it.
+    """
     from safetensors.torch import save
 
     path = Path(path)
     metadata = {"format": f"trueup-{kind}-1", "header": json.dumps(header), "sha256": _BLANK.decode()}
     blob = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     blob = blob.replace(_BLANK, hashlib.sha256(blob).hexdigest().encode(), 1)
-    put(path, blob)
+    put(path, blob, private=private)
 
 
 def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], dict[str, Any]]:

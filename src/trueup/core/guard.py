@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from trueup.core.method import in_range, whole
 from trueup.core.published import RDumb
-from trueup.core.rules import RULES, Rule
+from trueup.core.rules import RULES, Rule, signs
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,23 @@ class Health:
         words += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sorted(self.numbers.items())]
         words += [f"{count} × {name}" for name, count in self.events.items() if count]
         return "; ".join(words)
+
+
+def plain_health(
+    images: int, batches: int, updates: int, last: tuple[Tensor, Tensor | None] | None, *, multilabel: bool
+) -> Health:
+    """Say how an adapter without a guard is: counts, and of the last batch the entropy and agreement with the source.
+
+    last: the last answers, and those of the source where they were asked for.
+    """
+    numbers = {"batches": float(batches), "updates": float(updates)}
+    if last is not None:
+        answer = signs(last[0], multilabel=multilabel, source=None, loss=None, updates=updates, drift=None)
+        numbers["entropy"] = answer.entropy
+        if last[1] is not None:
+            theirs = signs(last[1], multilabel=multilabel, source=None, loss=None, updates=updates, drift=None)
+            numbers["agreement"] = float((answer.classes == theirs.classes).float().mean())
+    return Health("unguarded", "", images, numbers, {}, ())
 
 
 @dataclass(frozen=True, kw_only=True)

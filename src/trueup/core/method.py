@@ -39,10 +39,21 @@ class Info:
     """What it remembers of the stream; one that keeps images of users says so here and when it saves."""
     images: bool = False
     """Whether it keeps images of users."""
+    lost: str = ""
+    """What its answers have beyond the weights and statistics of the model, so that `unwrap()` loses it."""
+    settings: str = ""
+    """Published settings for CIFAR and ImageNet where they differ from the defaults, each with its repository."""
+    features: bool = False
+    """Whether it keeps features of single images or pixels, from which images can be recovered in part."""
     works: str = ""
     """When it helps, in a sentence or two."""
     breaks: str = ""
     """And when it does harm."""
+
+    @property
+    def private(self) -> bool:
+        """Return True if saved states hold images or features, so that only their owner may read them."""
+        return self.images or self.features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +128,8 @@ class GradientMethod(Method):
     lr: float = 1e-4
     """Learning rate."""
     params: Params = "all"
-    """What is updated: "none", "norm", "head", "backbone", "all", a regular expression, or a function of the name."""
+    """What is updated: "none", "norm", "head", "backbone", "trainable" (what requires grad in your model), "all"
+    (whether it requires grad or not), a regular expression, or a function of the name."""
     steps: int = 1
     """Gradient steps per batch; the batch is remembered once and answered from the first pass."""
 

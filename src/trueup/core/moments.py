@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,23 +32,6 @@ def remember(adapter: Adapter) -> Moment:
     policy = {name: t.clone() for name, t in adapter.net.policy.state_dict().items()}
     optimizer = {} if adapter._optimizer is None else copy.deepcopy(adapter._optimizer.state_dict())
     return Moment(net, copy.deepcopy(adapter.state), policy, optimizer)
-
-
-@contextmanager
-def all_or_nothing(adapter: Adapter) -> Iterator[None]:
-    """What fails in here has not happened, to the bit: for a batch that is taken in several parts."""
-    moment, random, watch, steps = remember(adapter), adapter._random.states, adapter._watch, adapter.net.steps
-    counts = steps.count, steps.shrunk
-    marks = copy.deepcopy((watch.marks, watch.memory)) if watch is not None else None
-    kept = list(watch.kept) if watch is not None else []
-    try:
-        yield
-    except BaseException:
-        back_to(adapter, moment)
-        adapter._random.states, (steps.count, steps.shrunk) = random, counts
-        if watch is not None and marks is not None:
-            (watch.marks, watch.memory), watch.kept = marks, kept
-        raise
 
 
 @torch.no_grad()

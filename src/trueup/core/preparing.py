@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from trueup.core.building import build_for, fresh_state
+
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
 
@@ -18,13 +20,13 @@ def prepare(adapter: Adapter, loader: Iterable[Any]) -> None:
         raise ValueError("prepare an adapter before its first batch, or after reset()")
     batches = (item[0] if isinstance(item, tuple | list) else item for item in loader)
     with torch.inference_mode(False):
-        checked: Iterator[Tensor] = map(adapter._checked, batches)
+        checked: Iterator[Tensor] = (adapter._entered((batch,)) for batch in batches)
         first = next(checked, None)
         if first is None:
             raise ValueError("the loader is empty")
         if not adapter._built:
-            adapter._probe(first)
-        fresh = adapter._init()
+            build_for(adapter, first)
+        fresh = fresh_state(adapter)
         policy = adapter.net.normalizing(len(first))
         with adapter._random.drawing(first.device), torch.enable_grad(), adapter.net.reading(), policy:
             adapter._hooks.prepare(adapter.net, (x for part in ([first], checked) for x in part), fresh)

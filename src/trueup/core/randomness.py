@@ -1,10 +1,14 @@
 """A random stream of one's own: the user's generators are put back as they were, and the stream can be saved."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+# Torch's generators are global: while one thread has swapped in a stream, another must not.
+_GENERATORS = threading.RLock()
 
 
 class RandomStream:
@@ -17,13 +21,17 @@ class RandomStream:
 
     @contextmanager
     def drawing(self, device: torch.device) -> Iterator[None]:
-        """Random numbers drawn in here come from this stream."""
+        """Random numbers drawn in here come from this stream; adapters in other threads wait."""
+        with _GENERATORS:
+            yield from self._drawing(device)
+
+    def _drawing(self, device: torch.device) -> Iterator[None]:
         devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
         theirs = [_get(d) for d in devices]
-        for d in devices:
-            _set(d, self.states.get(d.type, self._start(d)))
-        self._active = devices
         try:
+            for d in devices:
+                _set(d, self.states.get(d.type, self._start(d)))
+            self._active = devices
             yield
             self.states = {d.type: _get(d) for d in devices}  # not after a failure: then nothing has happened
         finally:
@@ -59,9 +67,10 @@ def _set(device: torch.device, state: Tensor) -> None:
 def undisturbed(device: torch.device) -> Iterator[None]:
     """Random numbers drawn in here are not missed outside."""
     devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
-    states = [_get(d) for d in devices]
-    try:
-        yield
-    finally:
-        for d, state in zip(devices, states, strict=True):
-            _set(d, state)
+    with _GENERATORS:
+        states = [_get(d) for d in devices]
+        try:
+            yield
+        finally:
+            for d, state in zip(devices, states, strict=True):
+                _set(d, state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from trueup.core.method import in_range, whole
 
-Kind = Literal["check", "suspect", "rollback", "fallback", "reset", "pull", "restore", "part"]
+if TYPE_CHECKING:
+    from trueup.core.shift import FeatureShift
+
+Kind = Literal["check", "suspect", "rollback", "fallback", "reset", "pull", "restore", "part", "drift"]
 MANY = 64  # images that a comparison with the source needs
 LITTLE = 0.02  # a difference of entropies that means nothing
 
@@ -28,6 +31,7 @@ class Action:
     check: compare with the source. suspect: learn nothing until it is clear. rollback: to the last good state.
     fallback: let the source answer, since going back would not help. reset: to the source. pull: `share` of the way to
     the source. restore: each value to the source's with the chance `share`. part: the last `share` of the layers.
+    drift: nothing; it is told.
     """
 
     kind: Kind
@@ -55,6 +59,8 @@ class Signs:
     """Steps so far."""
     drift: float | None
     """How far the parameters are from the source, in parts of their norm; where it was measured."""
+    features: FeatureShift | None = None
+    """How far the features are from the source's; where it was measured."""
 
 
 def signs(logits: Tensor, *, multilabel: bool = False, **step: Any) -> Signs:
@@ -75,6 +81,9 @@ def signs(logits: Tensor, *, multilabel: bool = False, **step: Any) -> Signs:
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """Base of all rules: hyper-parameters with two hooks. What a rule remembers is in the buffers of its state."""
+
+    compares: ClassVar[bool] = True
+    """Whether it needs the frozen source's answers now and then."""
 
     def init(self, classes: int) -> nn.Module:
         """What the rule remembers, before any batch."""

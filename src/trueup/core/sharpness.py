@@ -15,7 +15,9 @@ from trueup.core.split import Output, SplitModel
 
 def second_loss(hooks: Method | PerLabel, net: SplitModel, state: Any, out: Output) -> Tensor | None:
     """The loss of a batch once more, with the parameters as they are now; `memo["first"]` is the memo of before."""
-    x = out.x.to(next(net.parameters(), out.x).dtype)  # autocast is over, and no longer converts it
+    x = out.x
+    if x.is_floating_point():
+        x = x.to(next(net.parameters(), x).dtype)  # autocast is over, and no longer converts it
     with net.reading():
         second = hooks.forward(net, x, state)
     second.memo["first"] = out.memo

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
+from trueup.core.building import build, fresh_state
 from trueup.core.copying import laid_out_like, networks, put
 from trueup.core.method import GradientMethod, whole
 from trueup.core.moments import Moment
 from trueup.core.registry import suited
+from trueup.core.used_statistics import UsedStatistics
 from trueup.version import __version__
 
 if TYPE_CHECKING:
@@ -45,6 +47,20 @@ def _source_digest(adapter: Adapter) -> str:
     return adapter._digest
 
 
+def save(adapter: Adapter, path: str | Path) -> None:
+    """Write the state to a file, which only its owner may read if it holds images or features."""
+    info = adapter.method.info
+    if info.images:
+        adapter._warn_once("a state of %s holds images of the stream: guard it as you guard them", info.name)
+    files.write(path, *capture(adapter), "adapter", info.private)
+
+
+def load(adapter: Adapter, path: str | Path) -> None:
+    """Continue from a file; a foreign or damaged one changes nothing."""
+    with torch.inference_mode(False):
+        restore(adapter, *files.read(path), path)
+
+
 def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Only what changed of the model; all of the method's state, the optimiser's and the random stream's."""
     if not adapter._built:
@@ -63,6 +79,7 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "classes": adapter.net.channels,
         "task": adapter.task,
         "batches": adapter.batches,
+        "images": adapter.images,
         "updates": adapter.updates,
         "shrunk": adapter.net.steps.shrunk,
         "prepared": adapter._prepared,
@@ -83,9 +100,9 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Take over a captured state. A copy does so first: a file that is wrong somewhere changes nothing."""
     # Older files do not say all of it.
-    usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL, "shrunk": 0}
-    header = {**usual, **header}
-    twin, keeper = copy.deepcopy(adapter), adapter._keeper
+    usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL}
+    header = {**usual, "shrunk": 0, "images": 0, **header}
+    twin, keeper, lock = copy.deepcopy(adapter), adapter._keeper, adapter._lock
     try:
         _refuse_foreign(adapter, header, path)
         found = twin.net.engine.open or twin.net.engine.measured
@@ -97,17 +114,17 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
                 net.use(engine)
         if not adapter._built:
             whole("classes", header["classes"], 1)
-            twin._build(header["head"], header["classes"], header["task"])
+            build(twin, header["head"], header["classes"], header["task"])
             _refuse_foreign(twin, header, path)
         _take_over(twin, tensors, header, path)
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path} holds no state of this adapter: {type(error).__name__}: {error}") from error
     adapter.__dict__ = twin.__dict__
-    adapter._keeper = keeper
+    adapter._keeper, adapter._lock = keeper, lock
 
 
 def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
-    for count in ("batches", "updates", "shrunk"):
+    for count in ("batches", "images", "updates", "shrunk"):
         whole(count, header[count], 0)
     parts: dict[str, dict[str, Tensor]] = {
         part: {} for part in ("net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1")
@@ -116,6 +133,7 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
         part, _, rest = name.partition("/")
         parts[part][rest] = tensor
     _fits("net", adapter._watched(), parts["net"], path, whole=False)
+    _complete(adapter, parts)
     _fits("policy", adapter.net.policy.state_dict(), parts["policy"], path, whole=True)
     for part in ("state", "fresh") if header["prepared"] else ("state",):
         _fits(part, _tensors(adapter._fresh[0]), parts[part], path, whole=True)
@@ -125,7 +143,7 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
         if header["prepared"]:
             _assign(adapter._fresh[0], parts["fresh"])
         elif adapter._prepared:
-            adapter._fresh = (adapter._init(),)
+            adapter._fresh = (fresh_state(adapter),)
         adapter._prepared = header["prepared"]
         adapter.reset()
         for name, target in adapter._watched().items():
@@ -145,8 +163,25 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
     for device, state in parts["random"].items():
         torch.Generator(device).set_state(state)
     adapter._random.states = parts["random"]
-    adapter.batches, adapter.net.steps.count = header["batches"], header["updates"]
+    adapter.batches, adapter.images = header["batches"], header["images"]
+    adapter.net.steps.count = header["updates"]
     adapter.net.steps.shrunk = header["shrunk"]
+
+
+def _complete(adapter: Adapter, parts: dict[str, dict[str, Tensor]]) -> None:
+    """Fill in, as in a fresh adapter, the statistics for unwrap() that older files do not have."""
+    if not parts["policy"] and isinstance(adapter.net.policy, UsedStatistics):
+        parts["policy"] = {n: torch.zeros_like(t) for n, t in adapter.net.policy.state_dict().items()}
+    fresh = adapter._fresh[0]
+    added = {
+        f"{path}.{name}": t
+        for path, module in fresh.named_modules()
+        if isinstance(module, UsedStatistics)
+        for name, t in module.named_buffers()
+    }
+    for part in ("state", "fresh"):
+        if parts.get(part):
+            parts[part] = {**added, **parts[part]}
 
 
 def _refuse_foreign(adapter: Adapter, header: dict[str, Any], path: str | Path) -> None:
@@ -291,6 +326,7 @@ def _to_moment(adapter: Adapter, tensors: dict[str, Tensor], scalars: dict[str, 
     for name, tensor in tensors.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = tensor
+    _complete(adapter, parts)
     _fits("net", adapter._watched(), parts["net"], path, whole=False)
     _fits("state", _tensors(adapter._fresh[0]), parts["state"], path, whole=True)
     _fits("policy", adapter.net.policy.state_dict(), parts["policy"], path, whole=True)

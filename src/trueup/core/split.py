@@ -10,20 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup import devices
 from trueup.augment import Pixels
 from trueup.core.caches import Caches
+from trueup.core.calls import Batch, Signature, as_called
 from trueup.core.compiled import Calls, Graph, listening
 from trueup.core.engine import Engine
-from trueup.core.heads import HeadNotFoundError, as_logits, rows_of, run
+from trueup.core.heads import HeadNotFoundError, as_logits, output_function, rows_of, run
 from trueup.core.inputs import NotFiniteError, check_values, usable
+from trueup.core.readout import classify, seen_at, weight_of
 from trueup.core.recompute import Fitness, UnfitError, recomputing
 from trueup.core.robust import Robust, Rows, usual, watching
-from trueup.core.statistics import batch_statistics, normalizing
+from trueup.core.statistics import batch_statistics, normalizing, policy_of
 from trueup.core.steps import Steps
+from trueup.core.used_statistics import UsedStatistics
 
 log = logging.getLogger("trueup")
 
@@ -66,11 +68,11 @@ class SplitModel(nn.Module):
     """Runs a model in eval mode under a normalisation policy and shows what goes in and out of its head."""
 
     def __init__(
-        self, model: nn.Module, *, output: Callable[[Any], Tensor] | None = None, norm: str = "source"
+        self, model: nn.Module, *, output: Callable[[Any], Tensor] | str | None = None, norm: str = "source"
     ) -> None:
         super().__init__()
         self.model = model
-        self.output = output
+        self.output = output_function(output)
         self.norm = norm
         self.head: str | None = None
         self.channels = 0
@@ -78,6 +80,7 @@ class SplitModel(nn.Module):
         self.dense = self.multilabel = self.twice = False
         self.selected: dict[str, nn.Parameter] = {}
         self.pixels: Pixels | None = None  # how its images were normalised, if that is known
+        self.signature: Signature | None = None  # how the model is called in this batch, if not with one tensor
         self.engine = Engine()
         self.steps = Steps()
         self.caches: Caches | None = None  # not known before the first batch
@@ -107,6 +110,8 @@ class SplitModel(nn.Module):
         if self.norm == "robust":
             self.policy = Robust(self.model, None if self.dense or self.multilabel else self.channels)
             self.twice = self.policy.layers > 0
+        elif policy_of(self.norm)[0] in ("batch", "mix", "prior"):
+            self.policy = UsedStatistics(self.model)
 
     @property
     def scale(self) -> float:
@@ -131,12 +136,13 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor, *, update: bool = False) -> Output:
         """One pass; `update` lets the normalisation policy keep what it estimates, else it only reads."""
-        update = update and not self._reading
+        x, update = as_called(x, self.signature), update and not self._reading
         if self.engine.memory == "usual" or not torch.is_grad_enabled():
             return self._watched(x, update=update)
         # A block that turns out to be unfit is left out from then on, and the pass is taken again from the start.
         fitness = self._fitness
-        buffers = {name: t.clone() for name, t in self.model.named_buffers()}
+        parts = (self.model, self.policy)
+        buffers = [(part, name, t.clone()) for part in parts for name, t in part.named_buffers()]
         fitness.ran, fitness.given = set() if self.norm.startswith("ema") else None, []
         try:
             with self._forgetting():
@@ -145,8 +151,8 @@ class SplitModel(nn.Module):
                 raise UnfitError(written)
         except UnfitError as error:
             fitness.unfit |= error.blocks
-            for name, t in buffers.items():
-                self.model.get_buffer(name).copy_(t)
+            for part, name, t in buffers:
+                part.get_buffer(name).copy_(t)
             return self.forward(x, update=update)
         finally:
             fitness.ran = fitness.given = None
@@ -179,7 +185,8 @@ class SplitModel(nn.Module):
                 raise ValueError(f"the head {self.head!r} ran {len(calls)} times in one forward; name another")
             if self.head is not None and not calls:
                 raise ValueError(f"the head {self.head!r} did not run in this forward; name another")
-            features, scores = (calls[0] if self.dense else rows_of(*calls[0])) if calls else (logits, logits)
+            shown = (seen_at(self.layer, *calls[0]) if self.dense else rows_of(*calls[0])) if calls else None
+            features, scores = shown or (logits, logits)
             features, scores, logits = _promoted(features), _promoted(scores), _promoted(logits)
             # One look: a device is waited for once, before anything is remembered.
             fine = (_length(features) + _length(logits)).isfinite()
@@ -197,6 +204,7 @@ class SplitModel(nn.Module):
     def _run(self, x: Tensor) -> tuple[Any, Calls]:
         """The model's answer, and what went in and out of its head."""
         placed, layer = self.engine.placed(x), self.layer if self.head is not None else None
+        placed = x.with_images(placed) if isinstance(x, Batch) else placed
         with self.engine.running(x.device.type):
             if self._graph is not None and self._compiles(len(x)):
                 return self._graph(self.model, layer, placed)
@@ -217,7 +225,8 @@ class SplitModel(nn.Module):
     def _statistics(self, rows: int, *, update: bool) -> AbstractContextManager[None]:
         if self._compiles(rows):
             return batch_statistics(self.model) if self.norm == "batch" else nullcontext()
-        return normalizing(self.model, self.norm, update=update, fewest=self.fewest, centred=self._centred)
+        used = self.policy if isinstance(self.policy, UsedStatistics) else None
+        return normalizing(self.model, self.norm, update=update, fewest=self.fewest, centred=self._centred, used=used)
 
     @contextmanager
     def normalizing(self, rows: int) -> Iterator[None]:
@@ -276,21 +285,12 @@ class SplitModel(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The head's effective weight (C, D); a kernel larger than one is summed over its taps."""
-        weight = self._weight
+        weight = weight_of(self.layer)
         return weight if self.label is None else torch.stack((torch.zeros_like(weight[0]), weight[self.label]))
-
-    @property
-    def _weight(self) -> Tensor:
-        weight = self.layer.weight
-        assert isinstance(weight, Tensor)
-        return weight.flatten(2).sum(dim=2) if weight.ndim > 2 else weight
 
     def classify(self, features: Tensor) -> Tensor:
         """The head's scores of features (N, D)."""
-        weight, bias = self._weight, self.layer.bias
-        assert bias is None or isinstance(bias, Tensor)
-        features = features.to(weight.dtype)
-        scores = self.layer(features) if isinstance(self.layer, nn.Linear) else F.linear(features, weight, bias)
+        scores = classify(self.layer, features)
         return _promoted(scores if self.label is None else _two(scores, self.label))
 
     def plain(self) -> nn.Module:

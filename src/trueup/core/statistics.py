@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.inputs import NotFiniteError
 from trueup.core.instance import all_finite, correcting
+from trueup.core.used_statistics import Call, UsedStatistics, batch_moments, batchnorms
 
 Moments = tuple[Tensor, Tensor]  # mean and biased variance per channel
 Optional = tuple[Tensor | None, Tensor | None]
@@ -71,13 +72,20 @@ def policy_of(norm: str) -> tuple[str, float]:
 
 @contextmanager
 def normalizing(
-    model: nn.Module, policy: str, *, update: bool, fewest: int = 2, centred: bool = False
+    model: nn.Module,
+    policy: str,
+    *,
+    update: bool,
+    fewest: int = 2,
+    centred: bool = False,
+    used: UsedStatistics | None = None,
 ) -> Iterator[None]:
     """Let the BatchNorm layers of a model in eval mode follow a policy.
 
     With `update` the estimates of a policy that keeps some move to the batch first; else they are used as they stand. A
     layer that sees fewer than `fewest` values per channel keeps its own statistics: one value has no variance.
-    `centred` is for "instance": an image's own moments are seen beside the batch's, as in training.
+    `centred` is for "instance": an image's own moments are seen beside the batch's, as in training. `used` records the
+    moments that "batch", "mix" and "prior" normalise with when the forward updates.
     """
     name, number = policy_of(policy)
     if name == "instance":
@@ -86,7 +94,7 @@ def normalizing(
     elif name in ("source", "robust") or (name == "ema" and not update):
         yield
     else:
-        with _following(model, name, number, fewest):
+        with _following(model, name, number, fewest, used if update else None):
             yield
 
 
@@ -105,10 +113,10 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _following(model: nn.Module, name: str, number: float, fewest: int) -> Iterator[None]:
-    """Put the moments of a policy in the place of the layers' own, call by call."""
-    rule = POLICIES[name]
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+def _following(model: nn.Module, name: str, number: float, fewest: int, used: UsedStatistics | None) -> Iterator[None]:
+    """Put the moments of a policy in the place of the layers' own, call by call; pool them once all went well."""
+    rule, calls = POLICIES[name], list[Call]()
+    layers = batchnorms(model)
     kept = {layer: (layer.running_mean, layer.running_var) for layer in layers}
 
     def prepare(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -118,15 +126,18 @@ def _following(model: nn.Module, name: str, number: float, fewest: int) -> Itera
             layer.running_mean, layer.running_var = kept[layer]
         elif rule is None:
             layer.running_mean = layer.running_var = None  # so that torch takes the batch's and updates nothing
+            if used is not None:
+                calls.append((layer, *batch_moments(x), len(x)))
         else:
             # Estimates go on from where they are; a mixture is of the source's, also where policies are nested.
             mean, variance = (layer.running_mean, layer.running_var) if name == "ema" else kept[layer]
             assert mean is not None
             assert variance is not None
-            x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of halves overflow
-            batch = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
-            moments = (batch[1].to(mean), batch[0].to(mean))
-            layer.running_mean, layer.running_var = rule((mean, variance), moments, number, len(x))
+            own = _moments(x)
+            moments = rule((mean, variance), (own[0].to(mean), own[1].to(mean)), number, len(x))
+            layer.running_mean, layer.running_var = moments
+            if used is not None:
+                calls.append((layer, *moments, len(x)))
 
     def put_back(layer: nn.Module, args: object, out: object) -> None:
         if name != "ema":
@@ -137,14 +148,22 @@ def _following(model: nn.Module, name: str, number: float, fewest: int) -> Itera
     handles += [layer.register_forward_hook(put_back) for layer in layers]
     try:
         yield
-        used = [(layer.running_mean, layer.running_var) for layer in layers]
+        last = [(layer.running_mean, layer.running_var) for layer in layers]
     finally:
         for handle in handles:
             handle.remove()
         for layer, (mean, variance) in kept.items():
             layer.running_mean, layer.running_var = mean, variance
     if name == "ema":
-        keep(list(kept.values()), used)
+        keep(list(kept.values()), last)
+    elif used is not None:
+        used.add(layers, calls)
+
+
+def _moments(x: Tensor) -> Moments:
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of halves overflow
+    variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
+    return mean, variance
 
 
 def keep(running: Sequence[Optional], used: Sequence[Optional]) -> None:

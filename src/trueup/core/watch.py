@@ -6,9 +6,10 @@ fallback (the source answers, while the adapter tries again unseen) → probatio
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from trueup.core.guard import Event, Guard, Health
 from trueup.core.inputs import LARGEST, NotFiniteError, bad_rows
 from trueup.core.moments import Moment, back_to, remember
 from trueup.core.rules import Action, Rule, signs
+from trueup.core.shift import FeatureShift, PooledMoments, SeenMoments, Shift, watching_moments
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -27,7 +29,7 @@ log = logging.getLogger("trueup.guard")
 
 STATES = ("healthy", "suspect", "rolled back", "fallback", "probation")
 FROZEN = ("suspect", "rolled back")  # nothing is learnt
-EVENTS = ("suspect", "rollback", "fallback", "reset", "pull", "skipped", "quarantined")
+EVENTS = ("suspect", "rollback", "fallback", "reset", "pull", "skipped", "quarantined", "drift")
 VAST = 1e18  # logits beyond this have squares that are not finite
 STUCK = 3  # gradients that are not finite, one after another
 LONGEST = 16  # times its length that a cool-down may grow to
@@ -42,6 +44,8 @@ class Watch:
         self.kept: list[Moment] = []
         self.marks: dict[str, Any] = {}
         self.loss: float | None = None
+        self._alarm = next((rule for rule in guard.rules if isinstance(rule, Shift)), None)
+        self._seen: SeenMoments = []
         self.restart()
 
     def restart(self) -> None:
@@ -58,6 +62,7 @@ class Watch:
     def load(self, adapter: Adapter, marks: dict[str, Any], memory: dict[str, Tensor]) -> None:
         """What was remembered, from a file."""
         fresh = self.marks
+        marks = {**marks, "events": {"drift": 0, **marks["events"]}}  # older files do not have it
         fits = marks.keys() == fresh.keys() and marks["state"] in STATES and marks["before"] in STATES
         fits = fits and all(
             isinstance(marks[name], int | float if name == "usual" else type(fresh[name])) for name in fresh
@@ -99,7 +104,8 @@ class Watch:
             self._relearn(x)
             answers = None
         else:
-            answers, worse = self._answered(adapter, x[~bad])
+            with watching_moments(adapter.net.model, active=self._measures(adapter)) as self._seen:
+                answers, worse = self._answered(adapter, x[~bad])
             bad[~bad] = worse
             self.marks["usual"], self.marks["refused"] = usual, 0
         self.marks["quarantined"] = bad.nonzero().flatten().tolist()
@@ -132,16 +138,20 @@ class Watch:
         try:
             return adapter._answer(x), none
         except NotFiniteError:
-            if not adapter._built:
+            if not adapter._built or adapter._undo is None:
                 raise
+        adapter._undo.roll_back()
         none = ~(torch.linalg.vector_norm(source_logits(adapter, x).flatten(1), dim=1) < VAST)
         if not bool(none.any()):
             self._roll_back(adapter, "the answer was not finite")
         elif bool(none.all()):
             return None, none
+        marks, steps = copy.deepcopy(self.marks), dict(vars(adapter.net.steps))
         try:
             return adapter._answer(x[~none]), none
         except NotFiniteError:
+            self.marks = marks  # the rest of the state starts afresh
+            vars(adapter.net.steps).update(steps)
             self._fall_back(adapter, "there is no answer that is finite")
         return source_logits(adapter, x[~none]), none
 
@@ -186,7 +196,8 @@ class Watch:
         whole_window = m["images"] // self.guard.window > (m["images"] - n) // self.guard.window
         kind: dict[str, Any] = {"multilabel": adapter.multilabel, "updates": adapter.updates, "loss": self.loss}
         source = None if theirs is None else signs(theirs, source=None, drift=None, **kind)
-        seen = signs(answer, source=source, drift=drift(adapter) if whole_window else None, **kind)
+        kind |= {"drift": drift(adapter) if whole_window else None, "features": self._features(adapter)}
+        seen = signs(answer, source=source, **kind)
         self.loss = None
         numbers: dict[str, float] = m["numbers"]
         wanted = [rule.after(seen, memory, numbers) for rule, memory in self._rules(adapter)]
@@ -201,17 +212,35 @@ class Watch:
     def _compares(self, n: int) -> bool:
         m = self.marks
         regular = m["images"] - n < m["checking"] or m["batches"] % self.guard.compare == 0
+        regular &= any(rule.compares for rule in self.guard.every_rule)
         return bool(m["state"] != "healthy" or regular)
+
+    def _measures(self, adapter: Adapter) -> bool:
+        """Whether moments of features are looked at: not in a graph, nor in the first batch, which is run on copies."""
+        m, alarm = self.marks, self._alarm is not None and not adapter.net.engine.compile
+        return alarm and m["images"] > 0 and (m["images"] < self.guard.window or m["batches"] % self.guard.compare == 0)
+
+    def _features(self, adapter: Adapter) -> FeatureShift | None:
+        if not self._seen:
+            return None
+        self._rules(adapter)
+        return cast(PooledMoments, self.memory[-1]).take(adapter.net.model, self._seen)
 
     def _rules(self, adapter: Adapter) -> list[tuple[Rule, nn.Module]]:
         if not self.memory:
             classes = 2 if adapter.multilabel else adapter.net.channels
             self.memory = nn.ModuleList(rule.init(classes) for rule in self.guard.every_rule)
-        return list(zip(self.guard.every_rule, self.memory, strict=True))
+            if self._alarm is not None:
+                self.memory.append(PooledMoments(adapter.net.model, self._alarm.memory))
+        return list(zip(self.guard.every_rule, self.memory, strict=False))
 
     def _act(self, adapter: Adapter, wanted: list[Action], n: int) -> None:
         m = self.marks
         by = {action.kind: action for action in wanted}
+        if "drift" in by:
+            self._tell("drift", by["drift"].reason)
+        if wanted:
+            adapter._expect_update()
         for action in wanted if m["state"] not in FROZEN else ():
             self._change(adapter, action)
         if "reset" in by:
@@ -312,7 +341,7 @@ class Watch:
     def _tell(self, name: str, reason: str) -> None:
         m = self.marks
         m["events"][name] += 1
-        level = logging.WARNING if name in ("rollback", "fallback", "quarantined") else logging.INFO
+        level = logging.WARNING if name in ("rollback", "fallback", "quarantined", "drift") else logging.INFO
         log.log(level, "after %d images: %s: %s", m["images"], name, reason)
         if self.guard.notify is not None:
             try:

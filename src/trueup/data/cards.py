@@ -22,6 +22,8 @@ class Card:
     layout: str
     class_names: tuple[str, ...] = ()
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    range: tuple[float, float] | None = None
+    """The values that are black and white in its files, where these have more than 8 bits and do not say it."""
 
     @property
     def images(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,12 @@ import numpy as np
 
 from trueup.data.cards import CARDS, Card, get_card
 from trueup.data.corruptions import CORRUPTIONS
-from trueup.data.datasets import cifar, folders, imagenet, open_dataset
+from trueup.data.datasets import check_reading, cifar, folders, imagenet, open_dataset
 from trueup.data.datasets.masked import NAMES
-from trueup.data.domains import BrokenImageError, Domain, FileDomain, decode
+from trueup.data.domains import Domain, FileDomain
+from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError, decode
+from trueup.data.scanning import describe
+from trueup.data.survey import Seen, look
 
 if TYPE_CHECKING:
     from trueup.data.check_masks import MaskReport
@@ -35,6 +39,8 @@ class Report:
     broken: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     """Files that are no images; they are left out and do no harm."""
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing and need not be wrong."""
 
     @property
     def images(self) -> int:
@@ -43,14 +49,20 @@ class Report:
 
 
 def check(
-    name: str, root: str | Path | None = None, *, decode_all: bool = True, progress: Progress = lambda done, of: None
+    name: str,
+    root: str | Path | None = None,
+    *,
+    decode_all: bool = True,
+    reading: Reading = AS_STORED,
+    progress: Progress = lambda done, of: None,
 ) -> Report | MaskReport:
     """Compare a folder with its dataset's card; `decode_all` opens every image, and reads every mask."""
+    check_reading(name, reading)
     if name in NAMES:
         from trueup.data.check_masks import check_masks
 
         place = None if name.endswith("-sim") else _folder(name, root)
-        return check_masks(name, place, read_all=decode_all, progress=progress)
+        return check_masks(name, place, read_all=decode_all, reading=reading, progress=progress)
     report = Report(name)
     card = CARDS.get(name)
     if name != "folder" and card is None:
@@ -67,7 +79,7 @@ def check(
     else:
         _check_folders(report, card, root)
     if decode_all:
-        _decode(report, root, progress)
+        _decode(report, root, reading, progress)
     return report
 
 
@@ -81,6 +93,8 @@ def _check_folders(report: Report, card: Card | None, root: Path) -> None:
     tree = folders.scan(root, card)
     _count(report, tree.classes, (tree.domain(name) for name in tree.domains))
     report.others = tree.others
+    if tree.skipped:
+        report.problems.append(f"{len(tree.skipped)} entries are left out: {describe(tree.skipped)}")
     if tree.missing:
         report.problems.append(f"{len(tree.missing)} files of the lists are missing: {few(tree.missing)}")
     if card is None:
@@ -152,30 +166,53 @@ def _compare(report: Report, card: Card, told: Collection[str] = ()) -> None:
                 report.problems.append(f"{name}/{label} has {found.get(label, 0):,} images; the card says {n:,}")
 
 
-def _decode(report: Report, root: Path, progress: Progress) -> None:
+def _decode(report: Report, root: Path, reading: Reading, progress: Progress) -> None:
     """Open every image file, many at a time."""
-    files = list(_files(report, root))
-
-    def broken(path: str) -> str | None:
-        try:
-            decode(root / path)
-        except BrokenImageError:
-            return path
-        return None
-
+    domains = list(_domains(report, root, reading))
+    total = sum(len(domain.files) for domain in domains)
+    unknown: list[str] = []
+    odd: list[str] = []
+    clipped: list[str] = []
+    done = 0
     with ThreadPoolExecutor() as pool:
-        rest = iter(files)
-        done = 0
-        while part := list(islice(rest, 512)):  # in parts, so that half a million results do not wait at once
-            report.broken += [path for path in pool.map(broken, part) if path is not None]
-            done += len(part)
-            progress(done, len(files))
+        for domain in domains:
+            rest = iter(range(len(domain.files)))
+            while part := list(islice(rest, 512)):  # in parts, so that half a million results do not wait at once
+                for i, seen in zip(part, pool.map(partial(_look, domain), part), strict=True):
+                    if isinstance(seen, UnknownRangeError):
+                        unknown.append(f"{domain.files[i]} ({seen.reason})")
+                    elif isinstance(seen, BrokenImageError):
+                        report.broken.append(domain.files[i])
+                    else:
+                        odd += [f"{domain.files[i]} ({seen.width}×{seen.height})"] if seen.squashed else []
+                        clipped += [domain.files[i]] if seen.clipped else []
+                done += len(part)
+                progress(done, total)
     if report.broken:
         report.problems.append(f"{len(report.broken)} images cannot be read: {few(report.broken)}")
+    if unknown:
+        why = "have more than 8 bits and do not say which values are black and white"
+        report.problems.append(f"{len(unknown)} images {why}; say it with --range LOW HIGH: {few(unknown, 1)}")
+    if odd:
+        how = "networks see them squashed; --resize crop or pad keeps their shape"
+        report.notes.append(f"{len(odd)} of {total} images are not square, {how}: {few(odd, 3)}")
+    if clipped:
+        report.notes.append(f"{len(clipped)} images have values beyond --range, which are clipped: {few(clipped, 3)}")
 
 
-def _files(report: Report, root: Path) -> Iterator[str]:
-    dataset = open_dataset(report.name, root)
+def _look(domain: FileDomain, i: int) -> Seen | BrokenImageError | UnknownRangeError:
+    """What a picture is like, or what is wrong with it."""
+    try:
+        seen = look(domain, i)
+        decode(domain.root / domain.files[i], reading=domain.reading)
+    except (BrokenImageError, UnknownRangeError) as error:
+        return error
+    return seen
+
+
+def _domains(report: Report, root: Path, reading: Reading) -> Iterator[FileDomain]:
+    """The domains that are made of files."""
+    dataset = open_dataset(report.name, root, reading)
     names = [f"{c}-{s}" for c in dataset.targets for s in range(1, 6)] if dataset.clean else dataset.targets
     for name in names:
         try:
@@ -183,7 +220,7 @@ def _files(report: Report, root: Path) -> Iterator[str]:
         except ValueError:
             continue  # said already
         if isinstance(domain, FileDomain):
-            yield from domain.files
+            yield domain
 
 
 def few(names: Iterable[str], most: int = 5) -> str:

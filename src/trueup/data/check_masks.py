@@ -17,7 +17,8 @@ from trueup.data.check import Progress, few
 from trueup.data.datasets import phantoms
 from trueup.data.datasets.found import Found, NotThereError
 from trueup.data.datasets.masked import ON_DISK, Structures, shelves
-from trueup.data.domains import BrokenImageError
+from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
+from trueup.data.scanning import describe, left_out
 from trueup.data.slices import Case, cut
 
 THREADS = 4  # volumes that are in memory at a time
@@ -92,12 +93,17 @@ class _Seen:
 
 
 def check_masks(
-    name: str, root: Path | None, *, read_all: bool = True, progress: Progress = lambda done, of: None
+    name: str,
+    root: Path | None,
+    *,
+    read_all: bool = True,
+    reading: Reading = AS_STORED,
+    progress: Progress = lambda done, of: None,
 ) -> MaskReport:
     """Compare a folder with its dataset's card; `read_all` reads every case, else names and headers are looked at."""
     report = MaskReport(name)
     try:
-        report.structures, domains, scan = _domains(name, root)
+        report.structures, domains, scan = _domains(name, root, reading)
     except ValueError as error:  # your own folder is laid out otherwise, or its masks do not agree
         report.problems.append(str(error))
         return report
@@ -112,6 +118,8 @@ def check_masks(
         for part, cases in found.parts.items():
             report.parts[_key(domain, part)] = Part(len(cases), sum(case.slices for case in cases))
         report.missing += found.missing
+    if root is not None and (skipped := left_out(root)):
+        report.problems.append(f"{len(skipped)} entries are left out: {describe(skipped)}")
     report.others = list(dict.fromkeys(file for found in report.found.values() for file in found.others))
     _compare(report)
     if read_all:
@@ -124,13 +132,15 @@ def check_masks(
     return report
 
 
-def _domains(name: str, root: Path | None) -> tuple[Structures, Sequence[str], Callable[[str], Found]]:
+def _domains(
+    name: str, root: Path | None, reading: Reading
+) -> tuple[Structures, Sequence[str], Callable[[str], Found]]:
     """What is scored, the domains, and what looks for one."""
     if name.endswith("-sim"):
         structures: Structures = ON_DISK[name.removesuffix("-sim")].STRUCTURES
         return structures, phantoms.DOMAINS[name], lambda domain: Found({"": phantoms.cases(name, domain)})
     assert root is not None
-    return shelves(name, root)[1:]
+    return shelves(name, root, reading)[1:]
 
 
 def _key(domain: str, part: str) -> str:
@@ -175,7 +185,7 @@ def _look(case: Case, structures: Structures) -> _Seen | str:
     """What a case is like, or why it cannot be read."""
     try:
         volume = case.read()
-    except BrokenImageError as error:
+    except (BrokenImageError, UnknownRangeError) as error:
         return str(error)
     assert volume.mask is not None
     if len(volume.mask) != case.slices:

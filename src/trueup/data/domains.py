@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.corruptions import CORRUPTIONS, corrupt
+from trueup.data.pictures import AS_STORED, Reading
+from trueup.data.pictures import BrokenImageError as BrokenImageError
+from trueup.data.pictures import Image as Image
+from trueup.data.pictures import decode as decode
 
-Image = NDArray[np.uint8]
 Labels = NDArray[np.int64]
-
-
-class BrokenImageError(ValueError):
-    """A file that should be an image and cannot be read as one."""
 
 
 class Domain(Protocol):
@@ -52,12 +51,14 @@ class ArrayDomain:
 class FileDomain:
     """Images that are files below a folder."""
 
-    def __init__(self, name: str, root: Path, files: Sequence[str], labels: Labels) -> None:
-        self.name, self.root, self.files, self.labels = name, root, files, labels
+    def __init__(
+        self, name: str, root: Path, files: Sequence[str], labels: Labels, reading: Reading = AS_STORED
+    ) -> None:
+        self.name, self.root, self.files, self.labels, self.reading = name, root, files, labels, reading
 
     def image(self, i: int, size: int | None = None) -> Image:
         """Decode file i as RGB."""
-        return decode(self.root / self.files[i], size)
+        return decode(self.root / self.files[i], size, self.reading)
 
     def label_of(self, i: int) -> str:
         """The file's name below the root."""
@@ -78,25 +79,6 @@ class CorruptedDomain:
     def label_of(self, i: int) -> str:
         """The base's name for it."""
         return self.base.label_of(i)
-
-
-def decode(path: Path, size: int | None = None) -> Image:
-    """Read an image file as RGB, resized to size × size (bilinear, aspect not kept) if a size is given."""
-    from PIL import Image as Pillow
-
-    try:
-        with Pillow.open(path) as file:
-            if file.mode.startswith("I;16"):  # Pillow would clip at 255 instead of scaling
-                image = Pillow.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
-            elif "transparency" in file.info:  # by way of RGBA, or Pillow warns
-                image = file.convert("RGBA").convert("RGB")
-            else:
-                image = file.convert("RGB")
-        if size is not None and image.size != (size, size):
-            image = image.resize((size, size), Pillow.Resampling.BILINEAR)
-        return np.asarray(image)
-    except Exception as error:  # decoders raise whatever they like on damaged files
-        raise BrokenImageError(f"{path.name}: {error or type(error).__name__}") from error
 
 
 def parse_corruption(name: str) -> tuple[str, int]:

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trueup.data.channels import NORMALIZE as NORMALIZE  # where others look for it
+from trueup.data.channels import Channels, make_channels
 from trueup.data.domains import BrokenImageError, Domain, Image, Labels
 
 log = logging.getLogger("trueup")
@@ -21,12 +23,6 @@ T = TypeVar("T")
 U = TypeVar("U")
 CHUNK = 16  # images that a thread reads in one go
 CACHE = 2**30  # bytes of decoded images that may be kept for another pass
-
-NORMALIZE = {
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-}
-"""Mean and deviation of the three channels, of values from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +60,20 @@ class Loader:
     """Batches (x, indices) of a stream, normalised float32. Images that cannot be read are left out and remembered."""
 
     def __init__(
-        self, place: Place, size: int, normalize: str = "imagenet", *, threads: int = 2, keep: bool = False,
+        self, place: Place, size: int, channels: Channels | str = "imagenet", *, threads: int = 2, keep: bool = False,
         device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
-        """keep: hold what was decoded for another pass, if it fits into a gigabyte.
+        """channels: those that the network sees; a name of `NORMALIZE` for three.
+
+        keep: hold what was decoded for another pass, if it fits into a gigabyte.
 
         device: where batches go; bytes travel there, a quarter of what floats would be, and are normalised there.
         """
         self.place, self.size, self.threads, self.device = place, size, threads, torch.device(device)
         self.cache: dict[int, Image] | None = {} if keep and 3 * size * size * len(place) <= CACHE else None
-        self.normalize = normalize
-        mean, std = NORMALIZE[normalize]
-        self.mean = torch.tensor(mean).mul(255).view(1, 3, 1, 1).to(self.device)
-        self.std = torch.tensor(std).mul(255).view(1, 3, 1, 1).to(self.device)
+        self.channels = make_channels(channels) if isinstance(channels, str) else channels
+        self.mean = torch.tensor(self.channels.mean).mul(255).view(1, -1, 1, 1).to(self.device)
+        self.std = torch.tensor(self.channels.std).mul(255).view(1, -1, 1, 1).to(self.device)
         self.broken: dict[int, str] = {}
 
     def batches(self, orders: Sequence[NDArray[np.int64]]) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
@@ -110,8 +107,8 @@ class Loader:
             return None
 
     def tensor(self, images: Sequence[Image]) -> Tensor:
-        """A normalised batch (N, 3, size, size), laid out with channels last, as images are."""
-        x = torch.from_numpy(np.stack(images))
+        """A normalised batch (N, channels, size, size), laid out with channels last, as images are."""
+        x = torch.from_numpy(self.channels.take(np.stack(images)))
         if self.device.type == "cuda":
             x = x.pin_memory().to(self.device, non_blocking=True)
         x = x.to(self.device).permute(0, 3, 1, 2).to(torch.float32)

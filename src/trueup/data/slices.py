@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueup.data.domains import BrokenImageError, Image, Labels
+from trueup.data.pictures import Resize
 
 Mask = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -143,6 +144,15 @@ def field_of_view(height: int, width: int, spacing: tuple[float, float, float], 
 def square(height: int, width: int, spacing: tuple[float, float, float]) -> Box:
     """The square in the middle that holds all of a slice."""
     return field_of_view(height, width, spacing, max(height * spacing[1], width * spacing[2]))
+
+
+def seen_box(height: int, width: int, spacing: tuple[float, float, float], resize: Resize | None) -> Box:
+    """The box that a network sees of a slice: padded to a square if `resize` is None."""
+    if resize == "squash":
+        return whole(height, width)
+    if resize == "crop":
+        return field_of_view(height, width, spacing, min(height * spacing[1], width * spacing[2]))
+    return square(height, width, spacing)
 
 
 def window(values: NDArray[Any], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +17,27 @@ from torch import Tensor, nn
 from trueup.augment import Pixels
 from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
+from trueup.core.guard import Guard
 from trueup.core.listening import heard
 from trueup.core.method import Method
 from trueup.core.split import Output, SplitModel
+from trueup.deploy.estimates import Finding, Score
 
 DRAWS, DROPPED, POWER = 10, 0.4, 3  # AETTA: dropout passes and rate, exponent
 EVEN = 8  # images of no class in particular that diversity starts from: one sure image is no collapse
-FEWER = 0.65  # of the source's classes in use, below which a method counts as collapsed
-STRANGE = 0.2  # agreement with the source below which something is wrong with one of the two
-LEAD = 0.01  # by which a method must be ahead of the source to be worth the trouble
 Batches = Callable[[], Iterable[tuple[Tensor, NDArray[np.int64] | None]]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A method to try, with a guard if wanted."""
+
+    method: Method
+    guard: bool = False
+
+    def adapter(self, model: nn.Module, method: Method | None = None, **how: Any) -> Adapter:
+        """Wrap the model; `method` in place of its own, if given."""
+        return Adapter(model, method or self.method, guard=Guard() if self.guard else None, **how)
 
 
 @dataclass
@@ -36,41 +47,12 @@ class Sighting:
     probs: list[Tensor] = field(default_factory=list)
     again: list[Tensor] = field(default_factory=list)
     """The answers of its second, disturbed run."""
-    error: float | None = None
+    aetta: Score | None = None
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What can be said of a method on a stream; all are parts of 1 but for entropy (nats) and classes in use."""
-
-    name: str
-    agreement: float
-    """Answers that are the source's."""
-    entropy: float
-    confidence: float
-    """Mean of the highest probability: what a calibrated model's accuracy would be."""
-    classes: float
-    """In use: exp of the entropy of the mean prediction."""
-    aetta: float | None
-    """Estimate of the accuracy by AETTA; None where an answer is not the head's: T3A, LAME."""
-    gde: float | None
-    """Estimate by generalised disagreement, for any answer; None where the model has no head."""
-    accuracy: float | None
-    """Where there are labels."""
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Which method to take, and why."""
-
-    name: str
-    reasons: tuple[str, ...]
-
-
 def look(
-    model: nn.Module, methods: Mapping[str, Method], batches: Batches, *, device: str = "cpu", seed: int = 0,
+    model: nn.Module, trials: Mapping[str, Trial], batches: Batches, *, device: str = "cpu", seed: int = 0,
     pixels: Pixels | None = None, tick: Callable[[], None] = lambda: None,
 ) -> list[Finding]:  # fmt: skip
     """Run each method over the stream from a fresh copy of the model, and again from a disturbed one.
@@ -81,43 +63,45 @@ def look(
     et al., ICLR 2022). Differs: adaptation is run twice, not training; the second run has another seed, and features
     are dropped before its head, so that the frozen source and methods without chance have two runs, too.
     """
-    head = _tried(model, methods, batches, pixels)
+    head = _tried(model, trials, batches, pixels)
     sightings: dict[str, Sighting] = {}
     labels: list[NDArray[np.int64]] = []
-    for name, method in methods.items():
-        sighting, judge = Sighting(), Aetta(seed)
-        adapter = Adapter(model, heard(method, judge.hear, judge.first), seed=seed, pixels=pixels).to(device)
+    for name, trial in trials.items():
+        sighting, judge, answers = Sighting(), Aetta(seed), []
+        adapter = trial.adapter(model, heard(trial.method, judge.hear, judge.first), seed=seed, pixels=pixels)
+        adapter = adapter.to(device)
         for x, y in batches():
             start = time.perf_counter()
-            logits = adapter(x.to(device)).double().cpu()
+            logits = adapter(x.to(device))
             sighting.seconds += time.perf_counter() - start
-            sighting.probs.append(F.softmax(logits, dim=1))
+            answers.append(logits.cpu())
+            sighting.probs.append(F.softmax(answers[-1].double(), dim=1))
             if not sightings and y is not None:
                 labels.append(y)
             tick()
         if head is not None:
             other = _disturbed(model, head, seed + 1)
-            adapter = Adapter(other, method, head=head, seed=seed + 1, pixels=pixels).to(device)
+            adapter = trial.adapter(other, head=head, seed=seed + 1, pixels=pixels).to(device)
             for x, _ in batches():
                 sighting.again.append(adapter(x.to(device)).argmax(dim=1).cpu())
                 tick()
-        sighting.error = judge.error if judge.images == sum(map(len, sighting.probs)) else None
+        sighting.aetta = judge.score(torch.cat(answers))
         sightings[name] = sighting
     truth = torch.from_numpy(np.concatenate(labels)) if labels else None
     first = torch.cat(next(iter(sightings.values())).probs)
     return [_finding(name, sighting, first, truth) for name, sighting in sightings.items()]
 
 
-def _tried(model: nn.Module, methods: Mapping[str, Method], batches: Batches, pixels: Pixels | None) -> str | None:
+def _tried(model: nn.Module, trials: Mapping[str, Trial], batches: Batches, pixels: Pixels | None) -> str | None:
     """Refuse what cannot run before anything does; the name of the model's head."""
     first = next(iter(batches()), None)
     if first is None:
         raise ValueError("none of the images can be read, so there is nothing to compare: look at the files")
     x = first[0][:2].to(next((p.device for p in model.parameters()), torch.device("cpu")))
     head = None
-    for k, (name, method) in enumerate(methods.items()):
+    for k, (name, trial) in enumerate(trials.items()):
         try:
-            adapter = Adapter(model, method, pixels=pixels, example=x)
+            adapter = trial.adapter(model, pixels=pixels, example=x)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         if adapter.task != "classification":
@@ -153,19 +137,16 @@ def _finding(name: str, sighting: Sighting, source: Tensor, truth: Tensor | None
     answers, middle = p.argmax(dim=1), p.mean(dim=0)
     return Finding(
         name=name,
-        agreement=_share(answers == source.argmax(dim=1)),
+        answers=answers,
+        agreement=float((answers == source.argmax(dim=1)).double().mean()),
         entropy=float(_entropy(p).mean()),
-        confidence=float(p.max(dim=1).values.mean()),
         classes=math.exp(float(_entropy(middle[None])[0])),
-        aetta=None if sighting.error is None else 1 - sighting.error,
-        gde=_share(answers == torch.cat(sighting.again)) if sighting.again else None,
-        accuracy=_share(answers == truth) if truth is not None and len(truth) == len(p) else None,
+        confidence=Score.mean(p.max(dim=1).values),
+        aetta=sighting.aetta,
+        gde=Score.mean(answers == torch.cat(sighting.again)) if sighting.again else None,
+        accuracy=Score.mean(answers == truth) if truth is not None and len(truth) == len(p) else None,
         seconds=sighting.seconds,
     )
-
-
-def _share(right: Tensor) -> float:
-    return float(right.double().mean())
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -182,95 +163,49 @@ class Aetta:
 
     def __init__(self, seed: int = 0) -> None:
         self.random = torch.Generator().manual_seed(seed)
-        self.images, self.changed = 0, 0.0
-        self.total = torch.zeros(0, dtype=torch.float64)
-        """The sum of the predictions with features dropped, a number for each class."""
+        self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Of each pass: the answers, the share of draws that change each, the mean prediction with features dropped."""
 
     @torch.no_grad()
     def first(self, net: SplitModel, out: Output) -> None:
         """Drop features of a pass while the head is the one that answers."""
         if net.head is None or out.features.ndim != 2:
             return
-        named, changed = out.logits.argmax(dim=1).cpu(), 0.0
-        total = torch.zeros(net.classes, dtype=torch.float64)
+        named = out.logits.argmax(dim=1).cpu()
+        changed = torch.zeros(len(named), dtype=torch.float64)
+        total = torch.zeros(len(named), net.classes, dtype=torch.float64)
         for _ in range(DRAWS):
             p = F.softmax(net.classify(_dropped(out.features, self.random)).double().cpu(), dim=1)
-            changed += float((p.argmax(dim=1) != named).sum()) / DRAWS
-            total += p.sum(dim=0) / DRAWS
+            changed += (p.argmax(dim=1) != named).double() / DRAWS
+            total += p / DRAWS
         out.memo["aetta"] = (changed, total)
 
     def hear(self, net: SplitModel, out: Output, answer: Tensor) -> None:
-        """Count a pass, if it is what was answered: dropping features says nothing of other answers."""
+        """Keep a pass, if it is what was answered: dropping features says nothing of other answers."""
         if "aetta" in out.memo and torch.equal(answer, out.logits):
-            changed, total = out.memo["aetta"]
-            self.images += len(answer)
-            self.changed += changed
-            self.total = total + self.total if len(self.total) else total
+            self.parts.append((answer.cpu(), *out.memo["aetta"]))
 
-    @property
-    def error(self) -> float | None:
-        """The estimate for all images so far, at most that of guessing."""
-        if not self.images:
+    def score(self, answers: Tensor) -> Score | None:
+        """Estimate the accuracy, if all passes are the answers: a guard may have given others."""
+        if not self.parts:
             return None
-        classes = len(self.total)
-        middle = (self.total + EVEN / classes) / (self.images + EVEN)
-        # Fewer images than classes cannot be more diverse than they are many.
-        diversity = min(1.0, float(_entropy(middle[None])[0]) / math.log(min(classes, self.images + EVEN)))
-        return min(1 - 1 / classes, self.changed / self.images / max(diversity, 1e-6) ** POWER)
+        heard, changed, rows = (torch.cat(each) for each in zip(*self.parts, strict=True))
+        if not torch.equal(heard, answers):
+            return None
+        n, sums = len(rows), (changed.sum(), rows.sum(dim=0))
+        whole = float(1 - aetta_error(sums[0][None], sums[1][None], n)[0])
+        if n == 1:
+            return Score(whole, torch.tensor([whole], dtype=torch.float64))
+        return Score(whole, 1 - aetta_error(sums[0] - changed, sums[1] - rows, n - 1))
 
 
-def advise(findings: Sequence[Finding]) -> Advice:
-    """The most accurate method where there are labels; else the best by AETTA among those with no sign of collapse.
+def aetta_error(changed: Tensor, total: Tensor, images: int) -> Tensor:
+    """Divide the mean of `changed`, summed over images, by a power of diversity; at most the error of guessing.
 
-    By generalised disagreement only if no method has an estimate by AETTA; the source, if none is ahead of it.
+    One value for each row: changed (K), total (K, classes), the predictions summed over images.
     """
-    source, *others = findings
-    if not others:
-        return Advice(source.name, ("no other method was tried",))
-    if source.accuracy is not None:
-        return _best(source, others, "accuracy", "accuracy on the labelled images")
-    refused = {finding.name: why for finding in others if (why := _collapse(finding, source))}
-    fit, said = [f for f in others if f.name not in refused], tuple(refused.values())
-    if not fit:
-        return Advice(source.name, ("every other method shows signs of collapse", *said))
-    if source.aetta is not None and (scored := [f for f in fit if f.aetta is not None]):
-        best = _best(source, scored, "aetta", "accuracy as estimated by AETTA")
-        rest = [f for f in fit if f.aetta is None]
-        return Advice(best.name, (*best.reasons, *_unjudged(rest, source), *said))
-    if source.gde is not None and (scored := [f for f in fit if f.gde is not None]):
-        best = _best(source, scored, "gde", "accuracy as estimated by GDE")
-        names = ", ".join(f.name for f in fit)
-        why = f"AETTA has no estimate of {names}, whose answers are not the head's, so GDE decides"
-        return Advice(best.name, (*best.reasons, why, *said))
-    return Advice(source.name, ("nothing can be estimated without labels: no head was found in the model", *said))
-
-
-def _collapse(finding: Finding, source: Finding) -> str | None:
-    if finding.classes < FEWER * source.classes:
-        return f"{finding.name} uses {finding.classes:.1f} classes where the source uses {source.classes:.1f}"
-    if finding.agreement < STRANGE:
-        return f"{finding.name} agrees with the source in only {finding.agreement:.0%} of its answers"
-    return None
-
-
-def _unjudged(findings: Sequence[Finding], source: Finding) -> list[str]:
-    """Who has no estimate by AETTA, and what the other one says of them."""
-    if not findings:
-        return []
-    names = ", ".join(f"{f.name} {f.gde:.1%}" if f.gde is not None else f.name for f in findings)
-    other = f" (GDE beside each; the source's is {source.gde:.1%})" if source.gde is not None else ""
-    return [f"not judged, since their answers are not the head's and AETTA has no estimate: {names}{other}"]
-
-
-def _best(source: Finding, others: Sequence[Finding], kind: str, what: str) -> Advice:
-    """The method that is first by one of the numbers, if it is ahead of the source."""
-    best = max(others, key=lambda f: float(getattr(f, kind)))
-    high, low = getattr(best, kind), getattr(source, kind)
-    if high - low < LEAD:
-        return Advice(source.name, (f"its {what} is {low:.1%}, and no other is ahead of it by a point",))
-    reasons = (
-        f"its {what} is {high:.1%}, the source's {low:.1%}",
-        f"it uses {best.classes:.1f} classes (source {source.classes:.1f})",
-        f"it agrees with the source in {best.agreement:.0%} of its answers",
-    )
-    return Advice(best.name, reasons)
+    classes = total.shape[1]
+    middle = (total + EVEN / classes) / (images + EVEN)
+    # Fewer images than classes cannot be more diverse than they are many.
+    diversity = (_entropy(middle) / math.log(min(classes, images + EVEN))).clamp(max=1.0)
+    return (changed / images / diversity.clamp(min=1e-6) ** POWER).clamp(max=1 - 1 / classes)

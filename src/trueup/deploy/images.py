@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trueup.atomic import put
-from trueup.data.datasets.found import JUNK
+from trueup.atomic import longest_name, put, shortened
 from trueup.data.datasets.masks import DATA, IMAGES, is_volume, read_image
-from trueup.data.domains import BrokenImageError
-from trueup.data.slices import Mask, Volume, field_of_view, square
+from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
+from trueup.data.scanning import UNREADABLE, Scan, describe
+from trueup.data.slices import Mask, Volume, field_of_view, seen_box
 from trueup.data.volumes import Grid, count_channels, suffix, write_mask
 
 log = logging.getLogger("trueup")
@@ -38,15 +38,15 @@ class Image:
         stat = self.path.stat()
         return [stat.st_size, stat.st_mtime_ns]
 
-    def read(self, field: float | None) -> Case:
-        """Read it; of a volume's slices networks see `field` millimetres, if that is given, else all."""
+    def read(self, field: float | None, reading: Reading = AS_STORED) -> Case:
+        """Read it; of a volume's slices networks see `field` millimetres, if that is given, else as `reading` says."""
         stamp = self.stamp()
-        pixels, spacing, grid = read_image(self.path)
+        pixels, spacing, grid = read_image(self.path, reading)
         if is_volume(self.path) and (several := count_channels(self.path)) > 1:
             log.warning("%s holds %d volumes; the first is segmented", self.name, several)
         height, width = pixels.shape[1:3]
         if field is None or grid is None:  # nobody knows how large the pixels of a picture are
-            box, what = square(height, width, spacing), "all of it"
+            box, what = seen_box(height, width, spacing, reading.resize), "all of it"
         else:
             box, what = field_of_view(height, width, spacing, field), f"{field:g} mm"
         if min(box[2:]) < 1 or max(box[2:]) > max(WIDEST, 4 * height, 4 * width):
@@ -74,48 +74,65 @@ class Case:
                 write_mask(path, mask, self.grid)
 
 
-def find(folder: Path, out: Path, endings: Sequence[str]) -> tuple[list[Image], list[str]]:
-    """The images in a folder and below, sorted by name, and the names of files that are none.
+@dataclass(frozen=True)
+class Rest:
+    """What lies beside the images in a folder and below."""
 
-    `endings` is what the files of an image's masks have behind its name.
+    others: list[str]
+    """Files that are no images."""
+    skipped: dict[str, str]
+    """What is neither a folder nor a regular file, or leads back, and why it was left out."""
+    broken: dict[str, str]
+    """Images and folders that cannot be read, and why."""
+
+
+def find(folder: Path, out: Path, endings: Sequence[str], kinds: tuple[str, ...] = IMAGES) -> tuple[list[Image], Rest]:
+    """Find the images in a folder and below, sorted by name, and what lies beside them.
+
+    endings: what the files of an image's masks have behind its name.
+    kinds: how the names of images end; all others are left out.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     if folder.resolve().is_relative_to(out.resolve()):
         raise ValueError(f"{out} is no place for masks: the images are there; choose another --out")
+    scan, masks_here = Scan(folder), out.resolve()
+    paths = scan.walk(leave=lambda path: path.resolve() == masks_here or (path / JOURNAL).exists())
     found, others, taken = [], [], dict[Path, str]()
-    for name, path in sorted((path.relative_to(folder).as_posix(), path) for path in _below(folder, out.resolve())):
-        if not name.lower().endswith(IMAGES):
+    longest = longest_name(out)
+    for name, path in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
+        if not name.lower().endswith(kinds):
             others += [] if name.lower().endswith(DATA) else [name]
             continue
-        old = suffix(path) if is_volume(path) else path.suffix
-        new = old.replace(".mhd", ".mha") if is_volume(path) else ".png"
-        masks = tuple(out / f"{name[: -len(old)]}{ending}{new}" for ending in endings)
+        masks = tuple(out / mask for mask in _mask_names(name, path, endings, longest))
         if twin := next((taken[mask] for mask in masks if mask in taken), None):
             raise ValueError(f"{twin} and {name} would write to one file; rename one")
         taken |= dict.fromkeys(masks, name)
         found.append(Image(name, path, masks))
+    broken = {n: why for n, why in scan.skipped.items() if n.lower().endswith(kinds) or why.startswith(UNREADABLE)}
     if not found:
-        raise ValueError(f"{folder} holds no image, nor do folders in it; images end with {', '.join(IMAGES)}")
-    return found, others
+        raise ValueError(
+            f"{folder} holds no image, nor do folders in it; images end with {', '.join(kinds)}"
+            + (f". Left out: {describe(scan.skipped)}" if scan.skipped else "")
+        )
+    return found, Rest(others, {n: why for n, why in scan.skipped.items() if n not in broken}, broken)
 
 
-def _below(folder: Path, out: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """All files but hidden ones, what operating systems leave behind, and masks that were made here.
-
-    Links back up are not followed.
-    """
-    here = (*above, folder.resolve())
-    for path in folder.iterdir():
-        if path.name.startswith(".") or path.name in JUNK:
-            continue
-        if not path.is_dir():
-            yield path
-        elif path.resolve() not in (out, *here) and not (path / JOURNAL).exists():
-            yield from _below(path, out, here)
+def _mask_names(name: str, path: Path, endings: Sequence[str], longest: int) -> Iterator[str]:
+    """The names of an image's masks; those that a file system would not take are shortened."""
+    old = suffix(path) if is_volume(path) else path.suffix
+    new = old.replace(".mhd", ".mha") if is_volume(path) else ".png"
+    for ending in endings:
+        whole = f"{name[: -len(old)]}{ending}{new}"
+        mask = shortened(whole, f"{ending}{new}", longest)
+        if mask != whole:
+            log.warning("a mask of %s has a shorter name, as its own would be too long: %s", name, mask)
+        yield mask
 
 
-def groups(images: Sequence[Image], *, field: float | None, batch: int, broken: dict[str, str]) -> Iterator[list[Case]]:
+def groups(
+    images: Sequence[Image], *, field: float | None, batch: int, broken: dict[str, str], reading: Reading = AS_STORED
+) -> Iterator[list[Case]]:
     """Read images: volumes alone, consecutive pictures together. Those that cannot be read go to `broken`.
 
     A broken picture leaves no gap, the next takes its place: so what comes together does not depend on where a call
@@ -128,8 +145,8 @@ def groups(images: Sequence[Image], *, field: float | None, batch: int, broken: 
             yield group
             group = []
         try:
-            group.append(image.read(field))
-        except (BrokenImageError, OSError) as error:
+            group.append(image.read(field, reading))
+        except (BrokenImageError, UnknownRangeError, OSError) as error:
             broken[image.name] = str(error)
             continue
         if alone or len(group) == batch:

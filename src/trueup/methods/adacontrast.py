@@ -40,11 +40,11 @@ class AdaContrast(GradientMethod):
         paper="Chen et al., Contrastive Test-Time Adaptation, CVPR 2022",
         needs=("head", "one class"),
         unfit="views that are cropped and mirrored do not agree pixel by pixel",
-        passes="5 forwards, 1 backward",
         memory="capacity features with predictions, as many keys with labels, and a copy of the model",
+        passes="5 forwards, 1 backward", features=True,
         works="Long streams of photographs with their classes mixed.",
         breaks="Images whose class changes when they are mirrored or cropped; one class after another.",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +96,7 @@ class AdaContrast(GradientMethod):
 
     def after(self, net: SplitModel, out: Output, state: Any) -> None:
         """The head's step becomes ten times as long, the slow encoder follows, the batch is remembered."""
+        # Differs: the original has its bottleneck at ten times lr, too; the online form has lr for all but DomainNet.
         for p, old in out.memo["head"]:
             p.copy_(old.lerp(p, 10.0))
         for name, p in net.selected.items():
@@ -103,6 +104,7 @@ class AdaContrast(GradientMethod):
         if "slow" in out.memo:  # not with a further step
             slow, row = out.memo["slow"], torch.arange(len(out.x), device=out.x.device)[-self.capacity :]
             new = slow.features, F.softmax(slow.logits, dim=1), out.memo["key"], out.memo["label"]
+            # Differs: a full bank loses its oldest entries; in the online form the newest batch goes first.
             for kept, values in zip((state.features, state.probs, state.keys, state.labels), new, strict=True):
                 kept[(state.seen + row) % self.capacity] = values[row].to(kept.dtype)
             state.seen += len(out.x)

@@ -30,6 +30,8 @@ class Eata(Eta):
         needs=("prepare",),
         passes="1 forward, 1 backward",
         memory="the mean prediction, and a value for each parameter",
+        settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, fisher_weight=1, batches of 200 "
+        "(mariodoebler/test-time-adaptation), where this is SGD.",
         works="As ETA, and where the source domain comes back: what mattered there is kept.",
         breaks="Without source images before deployment it is ETA.",
     )

@@ -32,7 +32,9 @@ class Lame(Method):
         needs=("head",),
         unfit="it compares all pairs of a batch, and half a million pixels have more pairs than any memory holds",
         passes="1 forward",
+        lost="the agreement of similar images in a batch",
         memory="nothing",
+        settings='affinity="rbf" for CIFAR-10-C and ImageNet-C (mariodoebler/test-time-adaptation).',
         works="Batches in which neighbours share a class: video, bursts.",
         breaks="Shuffled streams: it answers worse than the source there.",
     )

@@ -28,6 +28,8 @@ class Rdumb(Eta):
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
         memory="the mean prediction and a count of batches",
+        settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, batches of 200 (mariodoebler/test-time-adaptation), "
+        "where this is SGD.",
         works="Long streams that change: whatever goes wrong lasts for one interval.",
         breaks="What was learnt is lost as well, and a collapse within one interval is not noticed.",
     )

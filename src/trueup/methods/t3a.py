@@ -29,7 +29,9 @@ class T3a(Method):
         needs=("head",),
         unfit="the entropy of pixels is 0 over most of an image, so a bank of the lowest stays with the first image",
         passes="1 forward",
+        lost="its prototypes, which classify in place of the head",
         memory="per_class features of each class",
+        features=True,
         works="No gradient and no change of the network; small gains that are safe, also on models without BatchNorm.",
         breaks="Shifts that move all features: the bank is made of what the shifted model says.",
     )

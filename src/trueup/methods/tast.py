@@ -27,8 +27,7 @@ class Projectors(nn.Module):
             numbers = nn.init.kaiming_normal_(torch.empty(rows, columns, dtype=torch.float32, device="cpu"))
             return nn.Parameter(numbers.to(like.device, dtype))
 
-        self.weight = drawn(narrow, dim)
-        self.enter, self.leave = drawn(members, dim), drawn(members, narrow)
+        self.weight, self.enter, self.leave = drawn(narrow, dim), drawn(members, dim), drawn(members, narrow)
         self.bias = nn.Parameter(torch.zeros_like(self.leave))
 
     def forward(self, z: Tensor) -> Tensor:
@@ -68,16 +67,17 @@ class Tast(GradientMethod):
         needs=("head",),
         unfit="the entropy of pixels is 0 over most of an image, so a bank of the lowest stays with the first image",
         passes="1 forward, 1 backward of the projections",
+        lost="its projections and memory, which answer in place of the head",
         memory="per_class features of each class; the projections, twice",
+        features=True,
         works="The network stays as it is: models without BatchNorm, batches of any size, single images.",
         breaks="Shifts that move all features: the supports are what the shifted model is sure of.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("per_class", self.per_class, 1, none=True)
-        whole("neighbors", self.neighbors, 1)
-        whole("members", self.members, 1)
+        for name in ("per_class", "neighbors", "members"):
+            whole(name, getattr(self, name), 1, none=name == "per_class")
 
     def init(self, net: SplitModel) -> nn.Module:
         """T3A's bank, which starts with the classifier's weights, and projections drawn at random."""
@@ -114,6 +114,7 @@ class Tast(GradientMethod):
     def _near(self, out: Output, bank: Bank, g: Projectors, centroids: Tensor) -> Tensor:
         """Logits (E, N, k, C) of the supports with the largest cos(z, support)."""
         z, size = F.normalize(out.features.to(bank.features.dtype), p=2, dim=1), bank.size
+        # Differs: with per_class=None published code has k at most the number of supports over that of classes.
         k = min(self.neighbors, self.per_class or self.neighbors, size)
         rows, at = (z @ bank.features[:size].T * bank.scale[:size]).topk(k, dim=1).indices.unique(return_inverse=True)
         return g.logits(bank.features[rows], centroids)[:, at]

@@ -68,6 +68,7 @@ class TastBn(GradientMethod):
         needs=("head",),
         unfit="its memory is filled by the one class that an image has",
         passes="1 forward; 1 forward and backward of the batch with up to 150 kept images",
+        lost="its memory of images, which answers in place of the head",
         memory="150 images",
         images=True,
         works="Mixed batches, also small ones from two images on: the kept images lend them their statistics.",

@@ -31,6 +31,7 @@ class TentPrebn(GradientMethod):
         needs=("head",),
         unfit="a pixel's answer is resized and sometimes blended after the head, which a new layer cannot redo",
         passes="1 forward, 1 backward of the head",
+        lost="its normalisation layer before the head",
         memory="two values per feature",
         works="Models without BatchNorm, and large balanced batches, whose features it centres and scales anew.",
         breaks="The answers change before anything is learnt: small or one-sided batches are standardised, too.",

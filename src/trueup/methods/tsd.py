@@ -43,6 +43,7 @@ class Tsd(GradientMethod):
         needs=("head",),
         passes="1 forward, 1 backward",
         memory="per_class features and predictions of each class",
+        features=True,
         works="Shifts with mixed batches of all sizes from 16 on: among the best on the embedded digits.",
         breaks='One class after another and single images, unless with preset="safe"; classes with several looks.',
     )

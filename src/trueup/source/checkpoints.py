@@ -70,7 +70,8 @@ def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, netwo
             f"{path} names the network {recipe.network!r}, which would have to be imported and run, and nothing was: "
             f"if you trust it, name it too (--network or --arch {recipe.network})"
         )
-    model = build(recipe.network, recipe.classes, size=recipe.training.size)
+    seen = recipe.training
+    model = build(recipe.network, recipe.classes, size=seen.size, channels=seen.channels.count)
     refuse(misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
     return model.eval()
@@ -88,12 +89,12 @@ def read_header(path: Path) -> dict[str, Any]:
     return files.read(path, KIND)[1]
 
 
-def load_model(path: str | Path, network: str, classes: int, size: int) -> nn.Module:
+def load_model(path: str | Path, network: str, classes: int, size: int, channels: int = 3) -> nn.Module:
     """A trained model from a file: one of ours, of DomainBed's, of the TSD authors', or a plain state dict."""
     recipe = recipe_in(path)
     if recipe is None:
-        model = build(network, classes, size=size)
-        load_foreign(path, model, torch.zeros(2, 3, size, size))
+        model = build(network, classes, size=size, channels=channels)
+        load_foreign(path, model, torch.zeros(2, channels, size, size))
         return model.eval()
     if recipe.classes != classes:
         raise ValueError(f"{Path(path).name} knows {recipe.classes} classes; the dataset has {classes}")
@@ -119,7 +120,7 @@ def given(path: str | Path, targets: Sequence[str], dataset: str, training: Trai
     """What a record says of a model's file. A model of ours knows its images, and may not have seen the targets."""
     recipe = recipe_in(path)
     if recipe is None:
-        seen_as = training.model_dump(include={"size", "normalize", "multilabel"})
+        seen_as = training.model_dump(include={"size", "normalize", "multilabel", "resize", "range", "grey"})
         return Given(checkpoint=digest_of_file(path), **seen_as)
     tensors, _ = files.read(path, KIND)
     sources = {source.partition(":")[0] for source in recipe.sources}
@@ -131,7 +132,11 @@ def given(path: str | Path, targets: Sequence[str], dataset: str, training: Trai
         sources=recipe.sources,
         size=recipe.training.size,
         normalize=recipe.training.normalize,
+        grey=recipe.training.grey,
         multilabel=recipe.training.multilabel,
+        # Files to adapt to may be of another depth than those of training.
+        resize=training.resize or recipe.training.resize,
+        range=training.range or recipe.training.range,
     )
 
 

@@ -20,29 +20,42 @@ from trueup.source.segmenters import SmallUNet, check_smp, make_smp
 LIBRARIES = ("torchvision", "timm")
 
 
-def build(name: str, classes: int, *, weights: str = "none", size: int = 224) -> nn.Module:
+def build(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
     """A network for images of `size` pixels; a head that no weights fit starts anew, from torch's random state.
 
     `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes); for
     masks "smp:deeplabv3plus/mobilenet_v2", "deeplabv3_resnet50", "small-unet".
     `weights`: "none", "imagenet" (torchvision's IMAGENET1K_V1, timm's default ones), or a file of a state dict.
+    `channels`: of the images; a user's own function must make a network for them by itself.
     """
     if classes < 1:
         raise ValueError(f"a network needs at least one output, not {classes}")
     if weights not in ("none", "imagenet") and not Path(weights).is_file():
         raise ValueError(f'weights={weights!r} is neither "none" nor "imagenet", nor is there such a file')
     library, short = _find(name)
+    seen = _channel_options(library, short, channels)
     if weights == "imagenet":
-        return _pretrained(library, short, classes, size)
+        return _pretrained(library, short, classes, size, channels)
     if library == "smp":
-        model = make_smp(short, classes)
+        model = make_smp(short, classes, **seen)
     elif library in LIBRARIES:
-        model = _create(library, short, size, num_classes=classes)
+        model = _create(library, short, size, num_classes=classes, **seen)
     else:
-        model = OWN[short](classes) if library == "own" else _call(short, classes)
+        model = OWN[short](classes, channels) if library == "own" else _call(short, classes)
     if weights != "none":
-        _fill(model, weights, size)
+        _fill(model, weights, size, channels)
     return model
+
+
+def _channel_options(library: str, name: str, channels: int) -> dict[str, Any]:
+    """How a library calls the number of channels of its images, where they are not three."""
+    if channels != 3 and library == "torchvision":
+        raise ValueError(
+            f"torchvision's {name} takes three channels, not {channels}: take one of timm (timm/NAME), or your own "
+            f"package.module:function"
+        )
+    words = {"timm": "in_chans", "smp": "in_channels"}
+    return {words[library]: channels} if channels != 3 and library in words else {}
 
 
 def check_network(name: str) -> None:
@@ -138,10 +151,11 @@ def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
     return model
 
 
-def _pretrained(library: str, name: str, classes: int, size: int) -> nn.Module:
+def _pretrained(library: str, name: str, classes: int, size: int, channels: int) -> nn.Module:
     """A network with the library's own weights; the head stays if it has as many classes."""
+    seen = _channel_options(library, name, channels)
     if library == "smp":
-        return _downloaded(name, lambda: make_smp(name, classes, encoder_weights="imagenet"))
+        return _downloaded(name, lambda: make_smp(name, classes, **seen, encoder_weights="imagenet"))
     if library not in LIBRARIES:
         raise ValueError(f"{name!r} has no ImageNet weights; take weights from a local file")
     import torchvision
@@ -150,8 +164,8 @@ def _pretrained(library: str, name: str, classes: int, size: int) -> nn.Module:
         backbone = {"num_classes": classes, "weights_backbone": "DEFAULT"}
         return _downloaded(name, lambda: _create(library, name, size, **backbone))
     options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}
-    model = _downloaded(name, lambda: _create(library, name, size, **options))
-    layer = model.get_submodule(probe_head(model, _example(size)))
+    model = _downloaded(name, lambda: _create(library, name, size, **options, **seen))
+    layer = model.get_submodule(probe_head(model, _example(size, channels)))
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
     if len(weight) != classes:
@@ -175,12 +189,12 @@ def _downloaded(name: str, make: Callable[[], nn.Module]) -> nn.Module:
         ) from error
 
 
-def _fill(model: nn.Module, path: str, size: int) -> None:
+def _fill(model: nn.Module, path: str, size: int, channels: int) -> None:
     """Load a state dict; only the head may be of another number of classes, or not there, and then starts anew."""
     ours, theirs = model.state_dict(), state_of(read_checkpoint(path), path)
     layer = None
     if misfits(ours, theirs):
-        head = probe_head(model, _example(size))
+        head = probe_head(model, _example(size, channels))
         mine = {f"{head}.weight", f"{head}.bias"} & ours.keys()
         weight = theirs.get(f"{head}.weight")
         if not mine & theirs.keys() or (weight is not None and weight.shape != ours[f"{head}.weight"].shape):
@@ -199,9 +213,9 @@ def _restart(layer: nn.Module) -> None:
     layer.reset_parameters()
 
 
-def _example(size: int) -> Tensor:
+def _example(size: int, channels: int) -> Tensor:
     """Two images that leave torch's random state alone."""
-    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def _call(name: str, classes: int) -> nn.Module:
@@ -242,9 +256,9 @@ def _here() -> Iterator[None]:
 class ResNet26(nn.Module):
     """The ResNet of TTT for CIFAR at depth 26 and width 1, with BatchNorm; its names are theirs."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
-        self.conv1 = _conv(3, 16)
+        self.conv1 = _conv(channels, 16)
         self.layer1 = nn.Sequential(*[Block(16, 16) for _ in range(4)])
         self.layer2 = nn.Sequential(Block(16, 32), *[Block(32, 32) for _ in range(3)])
         self.layer3 = nn.Sequential(Block(32, 64), *[Block(64, 64) for _ in range(3)])
@@ -285,10 +299,10 @@ class Block(nn.Module):
 class DigitsNet(nn.Module):
     """A small network with BatchNorm for colour images of digits, from 8x8 pixels on."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for before, after, stride in ((3, 32, 2), (32, 64, 2), (64, 128, 2), (128, 128, 1)):
+        for before, after, stride in ((channels, 32, 2), (32, 64, 2), (64, 128, 2), (128, 128, 1)):
             layers += [_conv(before, after, stride), nn.BatchNorm2d(after), nn.ReLU()]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(128, classes)
@@ -303,7 +317,7 @@ def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)  # BatchNorm has the bias
 
 
-OWN: dict[str, Callable[[int], nn.Module]] = {
+OWN: dict[str, Callable[[int, int], nn.Module]] = {
     "resnet26-cifar": ResNet26,
     "digits-net": DigitsNet,
     "small-unet": SmallUNet,

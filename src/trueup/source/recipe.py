@@ -5,9 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_serializer, model_validator
+
+from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
+from trueup.data.pictures import Range, Reading, Resize, check_range, usual_resize
+
+Normalization = Annotated[Normalize, PlainValidator(check_normalize), PlainSerializer(lambda v: v, return_type=Any)]
+LATER = ("multilabel", "resize", "range", "grey")
 
 
 class Settings(BaseModel):
@@ -18,12 +24,22 @@ class Settings(BaseModel):
     @model_serializer(mode="wrap")
     def _quiet(self, dump: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
         """Say nothing of labels where there are none, so that classifiers' records and checkpoints keep their names."""
-        return {key: value for key, value in dump(self).items() if key != "multilabel" or value}
+        return quiet(dump(self))
 
     def digest(self) -> str:
         """A short hash of all values."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def quiet(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what came later and is as it always was, so that records and checkpoints keep their names."""
+    values = {key: value for key, value in values.items() if key not in LATER or value}
+    for part in ("training", "source"):
+        seen = values.get(part)
+        if isinstance(seen, dict) and seen.get("resize") == usual_resize(values.get("dataset", "")):
+            values[part] = {key: value for key, value in seen.items() if key != "resize"}
+    return values
 
 
 class Training(Settings):
@@ -37,7 +53,7 @@ class Training(Settings):
     weight_decay: float = Field(0.0, ge=0)
     decay_at: tuple[float, ...] = Field((), description="parts of the iterations after which lr is divided by 10")
     augment: Literal["none", "shift", "domainbed", "affine"] = "domainbed"
-    normalize: Literal["imagenet", "half"] = "imagenet"
+    normalize: Normalization = Field("imagenet", description="imagenet, half, or [mean, std], of one number or three")
     size: int = Field(224, ge=8, description="side of the images in pixels, in training and afterwards")
     holdout: float = Field(0.2, gt=0, lt=1, description="part of each source domain that is kept for validation")
     every: int = Field(300, ge=1, description="iterations between validations")
@@ -47,9 +63,25 @@ class Training(Settings):
     tolerance: float = Field(0.3, ge=0, description="SWAD: how far above the start's loss the threshold is")
     refresh: int = Field(500, ge=0, description="SWAD: batches to estimate the statistics of BatchNorm layers with")
     multilabel: bool = Field(False, description="masks: one sigmoid per structure instead of one softmax of classes")
+    resize: Resize | None = Field(None, description="how pictures become square: squash, crop, pad")
+    range: Range | None = Field(None, description="the values that are black and white in pictures of more than 8 bits")
+    grey: bool = Field(False, description="whether the network sees one channel, the luminance")
+
+    @property
+    def channels(self) -> Channels:
+        """What the network sees of a pixel."""
+        return make_channels(self.normalize, self.grey)
+
+    @property
+    def reading(self) -> Reading:
+        """How picture files are read."""
+        return Reading(self.range, self.resize)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.range is not None:
+            check_range(self.range)
+        make_channels(self.normalize, self.grey)  # refuses those that do not go together
         if any(not 0 < part < 1 for part in self.decay_at) or sorted(self.decay_at) != list(self.decay_at):
             raise ValueError("decay_at must be rising parts between 0 and 1, such as [0.7, 0.9]")
         return self
@@ -62,8 +94,21 @@ class Given(Settings):
     recipe: str = Field(default="", description="the hash of its recipe, if it was trained by this library")
     sources: tuple[str, ...] = Field(default=(), description="the domains that it was trained on, if known")
     size: int = Field(224, ge=8)
-    normalize: Literal["imagenet", "half"] = "imagenet"
+    normalize: Normalization = "imagenet"
     multilabel: bool = False
+    resize: Resize | None = None
+    range: Range | None = None
+    grey: bool = False
+
+    @property
+    def channels(self) -> Channels:
+        """What the network sees of a pixel."""
+        return make_channels(self.normalize, self.grey)
+
+    @property
+    def reading(self) -> Reading:
+        """How picture files are read."""
+        return Reading(self.range, self.resize)
 
 
 class Recipe(Settings):

@@ -15,12 +15,12 @@ ENCODER = "mobilenet_v2"  # the paper's, and small
 class SmallUNet(nn.Module):
     """A U-Net of three levels with BatchNorm, for images of any size from 8×8 pixels on."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
-        self.enter = _double(3, 16)
+        self.enter = _double(channels, 16)
         self.down = nn.ModuleList([_double(16, 32), _double(32, 64)])
         self.up = nn.ModuleList([_double(64 + 32, 32), _double(32 + 16, 16)])
-        self.head = nn.Conv2d(16, channels, 1)
+        self.head = nn.Conv2d(16, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of each pixel."""

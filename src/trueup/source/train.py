@@ -64,7 +64,9 @@ def train(
     devices: list[int] = []
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(recipe.seed)
-        model = build(recipe.network, recipe.classes, weights=weights or recipe.weights, size=recipe.training.size)
+        size, channels = recipe.training.size, recipe.training.channels.count
+        weights = weights or recipe.weights
+        model = build(recipe.network, recipe.classes, weights=weights, size=size, channels=channels)
         domains = [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
         training = _Run(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
         training.train(store, threads, keep_every, progress)
@@ -127,7 +129,7 @@ class _Run:
             if not read:
                 yield i, (torch.empty(0), torch.empty(0))
             else:
-                x = Loader(Place(()), self.settings.size, self.settings.normalize).tensor([image for image, _ in read])
+                x = Loader(Place(()), self.settings.size, self.settings.channels).tensor([image for image, _ in read])
                 yield i, (x.to(self.device), self.task.tensor([answer for _, answer in read]).to(self.device))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
@@ -200,7 +202,7 @@ class _Run:
     def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float] | None:
         """Score and mean loss of the model as it is; None where nothing is held out."""
         self.model.eval()
-        fresh = Loader(Place([domain]), self.settings.size, self.settings.normalize, threads=threads)
+        fresh = Loader(Place([domain]), self.settings.size, self.settings.channels, threads=threads)
         loader = self.loaders.setdefault(domain.name, fresh)  # one for all validations: it names broken files once
         counts, loss, n = [], 0.0, 0
         for x, at in loader.batches(list(batches(held, 128 if self.task.score == "accuracy" else 16))):

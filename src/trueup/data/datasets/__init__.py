@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 from trueup.data.cards import CARDS, OWN, get_card
 from trueup.data.corruptions import CORRUPTIONS
 from trueup.data.domains import CorruptedDomain, Domain, parse_corruption
+from trueup.data.pictures import AS_STORED, Reading
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Dataset:
     """All domains, if there are more than the usual targets."""
     learn_from: Callable[[Sequence[str]], tuple[str, ...]] | None = None
     """Says which domains to train on for given targets, if that is not all others."""
+    left_out: Callable[[], Mapping[str, str]] = dict
+    """Says what lies below its root and cannot be read, and why."""
 
     @property
     def task(self) -> str:
@@ -65,12 +68,19 @@ class Dataset:
         return rest
 
 
-def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
-    """A dataset, ready to be read; nothing but names is read now. `root` is the folder that holds its domains."""
-    if name.startswith("digits"):
-        return _digits(name)
+def open_dataset(name: str, root: str | Path | None = None, reading: Reading = AS_STORED) -> Dataset:
+    """A dataset, ready to be read; nothing but names is read now.
+
+    root: the folder that holds its domains.
+    reading: how its picture files are read; without a range, that of its card holds.
+    """
     if name not in OWN:
         get_card(name)
+    check_reading(name, reading)
+    if name in CARDS and reading.range is None:
+        reading = replace(reading, range=CARDS[name].range)
+    if name.startswith("digits"):
+        return _digits(name)
     if name.endswith("-sim"):
         return _masked(name, None)
     if root is None:
@@ -79,33 +89,15 @@ def open_dataset(name: str, root: str | Path | None = None) -> Dataset:
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder")
     if name == "masks" or (name in CARDS and CARDS[name].kind == "masks"):
-        return _masked(name, root)
-    if name.startswith("cifar"):
-        from trueup.data.datasets import cifar
-
-        return Dataset(
-            name,
-            cifar.class_names(name, root),
-            CORRUPTIONS,
-            partial(cifar.domain, name, root),
-            "clean",
-            partial(cifar.fingerprint, root),
-        )
-    if name == "imagenet-c":
-        from trueup.data.datasets import imagenet
-
-        return Dataset(
-            name,
-            imagenet.class_names(),
-            CORRUPTIONS,
-            partial(imagenet.domain, root),
-            "clean",
-            partial(imagenet.fingerprint, root),
-        )
+        return _masked(name, root, reading)
+    if name in CARDS and CARDS[name].kind == "corruptions":
+        return _corrupted(name, root, reading)
     from trueup.data.datasets import folders
 
-    tree = folders.scan(root, None if name == "folder" else get_card(name))
-    return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, look=tree.fingerprint)
+    tree = folders.scan(root, None if name == "folder" else get_card(name), reading)
+    return Dataset(
+        name, tree.classes, tuple(tree.domains), tree.domain, look=tree.fingerprint, left_out=lambda: tree.skipped
+    )
 
 
 def on_paper(name: str) -> Dataset:
@@ -125,10 +117,31 @@ def _missing(name: str) -> Domain:
     raise ValueError(f"{name} is on paper alone")
 
 
-def _masked(name: str, root: Path | None) -> Dataset:
+def check_reading(name: str, reading: Reading) -> None:
+    """Refuse a way of reading pictures for a dataset that is not made of picture files, or has a way of its own."""
+    asked = [f"{key}={value}" for key, value in asdict(reading).items() if value is not None]
+    kind = CARDS[name].kind if name in CARDS else ""
+    if asked and (name.startswith("cifar") or kind in ("embedded", "masks")):
+        why = "reads its images in a way of its own" if kind == "masks" else "is not read from picture files"
+        raise ValueError(f"{asked[0]} has no meaning for {name}, which {why}; leave it out")
+
+
+def _masked(name: str, root: Path | None, reading: Reading = AS_STORED) -> Dataset:
     from trueup.data.datasets.masked import open_masked
 
-    return open_masked(name, root)
+    return open_masked(name, root, reading)
+
+
+def _corrupted(name: str, root: Path, reading: Reading) -> Dataset:
+    from trueup.data.datasets import cifar, imagenet
+
+    if name == "imagenet-c":
+        names, domain = imagenet.class_names(), partial(imagenet.domain, root, reading=reading)
+        return Dataset(name, names, CORRUPTIONS, domain, "clean", partial(imagenet.fingerprint, root))
+    names = cifar.class_names(name, root)
+    return Dataset(
+        name, names, CORRUPTIONS, partial(cifar.domain, name, root), "clean", partial(cifar.fingerprint, root)
+    )
 
 
 def _digits(name: str) -> Dataset:

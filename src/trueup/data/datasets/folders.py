@@ -12,6 +12,8 @@ import numpy as np
 
 from trueup.data.cards import Card
 from trueup.data.domains import FileDomain
+from trueup.data.pictures import AS_STORED, Reading
+from trueup.data.scanning import Scan
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".gif", ".tif", ".tiff"))
 
@@ -27,6 +29,9 @@ class Tree:
     """Files that a list names and that are not there."""
     unknown: list[str] = field(default_factory=list)
     """Folders beside the domains that are none of the card's."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """What is neither a folder nor a file that can be read, and why."""
+    reading: Reading = AS_STORED
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -43,13 +48,15 @@ class Tree:
         number = {label: i for i, label in enumerate(self.classes)}
         files = self.domains[name]
         labels = np.array([number[label] for _, label in files], dtype=np.int64)
-        return FileDomain(name, self.root, [path for path, _ in files], labels)
+        return FileDomain(name, self.root, [path for path, _ in files], labels, self.reading)
 
 
-def scan(root: Path, card: Card | None = None) -> Tree:
+def scan(root: Path, card: Card | None = None, reading: Reading = AS_STORED) -> Tree:
     """List the images below `root`. With a card only its domains count, whatever case and blanks their folders have."""
-    tree = Tree(root)
-    folders = sorted(f.name for f in os.scandir(root) if f.is_dir() and not f.name.startswith("."))
+    scanner = Scan(root)
+    tree = Tree(root, skipped=scanner.skipped, reading=reading)
+    inside, beside = scanner.inside(root)
+    folders = [entry.name for entry in inside]
     if card is None:
         wanted = {name: name for name in folders}
         if joined := [name for name in folders if "+" in name]:
@@ -59,8 +66,8 @@ def scan(root: Path, card: Card | None = None) -> Tree:
         wanted = {name: found[_plain(name)] for name in card.domains if _plain(name) in found}
         tree.unknown = [name for name in folders if name not in wanted.values()]
     for name, folder in wanted.items():
-        lists = _lists(root, folder) if card is not None else []
-        tree.domains[name] = sorted(_listed(tree, folder, lists) if lists else _walked(tree, folder))
+        lists = [Path(f.path) for f in beside if _is_list(f.name, folder)] if card is not None else []
+        tree.domains[name] = sorted(_listed(tree, folder, lists) if lists else _walked(tree, folder, scanner))
     tree.domains = {name: files for name, files in tree.domains.items() if files or card is not None}
     if not any(tree.domains.values()):
         expected = (
@@ -79,15 +86,13 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def _lists(root: Path, folder: str) -> list[Path]:
-    """The list files of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt."""
-    return sorted(f for f in root.glob("*.txt") if _is_list(f.stem, folder))
+def _is_list(name: str, folder: str) -> bool:
+    """Whether a file is a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt.
 
-
-def _is_list(stem: str, folder: str) -> bool:
-    """Is it the domain's name, or does it start with it and an underscore, whatever the case and blanks?"""
-    parts = stem.split("_")
-    return any(_plain("".join(parts[:n])) == _plain(folder) for n in range(1, len(parts) + 1))
+    It has the domain's name, or starts with it and an underscore, whatever the case and blanks.
+    """
+    parts = Path(name).stem.split("_")
+    return name.endswith(".txt") and any(_plain("".join(parts[:n])) == _plain(folder) for n in range(1, len(parts) + 1))
 
 
 def _listed(tree: Tree, folder: str, lists: list[Path]) -> Iterator[tuple[str, str]]:
@@ -116,19 +121,16 @@ def _listed(tree: Tree, folder: str, lists: list[Path]) -> Iterator[tuple[str, s
                 tree.missing.append(path)
 
 
-def _walked(tree: Tree, folder: str) -> Iterator[tuple[str, str]]:
+def _walked(tree: Tree, folder: str, scanner: Scan) -> Iterator[tuple[str, str]]:
     """The image files of a domain's class folders."""
-    for entry in sorted(os.scandir(tree.root / folder), key=lambda e: e.name):
-        if entry.name.startswith("."):
-            continue
-        if not entry.is_dir():
-            tree.others.append(f"{folder}/{entry.name}")
-            continue
-        for file in sorted(os.scandir(entry.path), key=lambda e: e.name):
+    classes, loose = scanner.inside(tree.root / folder)
+    tree.others += [f"{folder}/{entry.name}" for entry in loose]
+    for entry in classes:
+        inner, files = scanner.inside(Path(entry.path))
+        tree.others += [f"{folder}/{entry.name}/{deeper.name}" for deeper in inner]
+        for file in files:
             path = f"{folder}/{entry.name}/{file.name}"
-            if file.name.startswith("."):
-                continue
-            if Path(file.name).suffix.lower() in EXTENSIONS and file.is_file():
+            if Path(file.name).suffix.lower() in EXTENSIONS:
                 yield path, entry.name
             else:
                 tree.others.append(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from trueup.data.domains import BrokenImageError
+from trueup.data.scanning import Scan
 from trueup.data.slices import Case, Volume
 from trueup.data.volumes import count_slices
 
-JUNK = ("__MACOSX", ".DS_Store")
 DEEPEST = 2  # levels that archives put around what they hold
 
 Part = tuple[str, str, Path]
@@ -68,23 +67,17 @@ class Found:
             return Case(name, 1, partial(_refuse, str(error)), patient, files)
 
 
-def visible(root: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """All files below a folder, sorted, without what operating systems leave behind; links back up are not followed."""
-    here = (*above, root.resolve())
-    for entry in _entries(root):
-        if entry.is_dir():
-            if Path(entry.path).resolve() not in here:
-                yield from visible(Path(entry.path), here)
-        elif entry.is_file():
-            yield Path(entry.path)
+def visible(root: Path) -> Iterator[Path]:
+    """All files below a folder, sorted; see `trueup.data.scanning` for what is left out."""
+    return Scan(root).walk()
 
 
 def levels(root: Path, depth: int = DEEPEST) -> Iterator[Path]:
     """The folder itself and those below it, the nearest first, sorted within a level."""
-    level = [root]
+    scan, level = Scan(root), [root]
     for _ in range(depth + 1):
         yield from level
-        level = [Path(entry.path) for folder in level for entry in _entries(folder) if entry.is_dir()]
+        level = [Path(entry.path) for folder in level for entry in scan.inside(folder)[0]]
 
 
 def paired(
@@ -125,13 +118,6 @@ def eighty_twenty(names: Iterable[str], seed: int = 0) -> tuple[list[str], list[
     count = max(1, round(len(ordered) / 5)) if len(ordered) > 1 else 0
     test = {ordered[i] for i in order[:count]}
     return [name for name in ordered if name not in test], sorted(test)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, sorted by name."""
-    with os.scandir(folder) as entries:
-        kept = [entry for entry in entries if entry.name not in JUNK and not entry.name.startswith("._")]
-    return sorted(kept, key=lambda entry: entry.name)
 
 
 def _refuse(reason: str) -> Volume:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from trueup.data.datasets.folders import EXTENSIONS
 from trueup.data.datasets.found import DEEPEST, Found, NotThereError, levels, visible
 from trueup.data.domains import BrokenImageError, Image, decode
+from trueup.data.pictures import Reading, UnknownRangeError, read_picture
 from trueup.data.slices import Mask, Volume, whole
 
 DOMAINS = ("refuge", "drishti-gs", "rim-one-r3")
@@ -206,33 +207,46 @@ def _plain(name: str) -> str:
 
 def _read_crop(image: Path, mask: Path) -> Volume:
     """A photograph that has been cropped already."""
-    pixels = decode(image)
+    pixels = _photograph(image)
     return _volume(pixels, _three_levels(mask, pixels))
 
 
 def _read_refuge(image: Path, mask: Path) -> Volume:
-    pixels = decode(image)
+    pixels = _photograph(image)
     return _around_disc(pixels, _three_levels(mask, pixels), mask)
 
 
 def _read_drishti(image: Path, disc: Path, cup: Path, *, threshold: float) -> Volume:
     """Soft maps say how many of four experts agree: about 64 for each."""
-    pixels = decode(image)
+    pixels = _photograph(image)
     level = max(1, math.floor(255 * threshold))
     return _around_disc(pixels, _join(_grey(disc, pixels) >= level, _grey(cup, pixels) >= level), disc)
 
 
 def _read_rim_one(image: Path, disc: Path, cup: Path) -> Volume:
     """The left one of a stereo pair. The L or R in a file's name is the eye, which both halves show."""
-    pixels = decode(image)
+    pixels = _photograph(image)
     mask = _join(_grey(disc, pixels) > 127, _grey(cup, pixels) > 127)
     half = pixels.shape[1] // 2
     return _around_disc(pixels[:, :half], mask[:, :half], disc)
 
 
+def _photograph(path: Path) -> Image:
+    """An image as RGB; all of these datasets have 8 bits."""
+    try:
+        return decode(path)
+    except UnknownRangeError as error:
+        raise BrokenImageError(f"{error.name}: {error.reason}; save it with 8 bits") from error
+
+
 def _grey(path: Path, image: Image) -> NDArray[np.uint8]:
-    """A mask as it is, whether saved in grey or as colours that are all grey."""
-    pixels = decode(path)
+    """A mask as it is, in grey or as colours that are all grey; 0..255 in 16 bits are not scaled."""
+    try:
+        pixels = decode(path)
+    except UnknownRangeError:
+        if (most := read_picture(path).colours().max()) > 255:
+            raise BrokenImageError(f"{path.name}: its largest value is {most}; a mask has 0 to 255") from None
+        pixels = decode(path, reading=Reading(range=(0, 255)))
     if pixels.shape != image.shape:
         (height, width), (tall, wide) = pixels.shape[:2], image.shape[:2]
         raise BrokenImageError(f"{path.name}: the mask is {width}×{height} pixels, its image {wide}×{tall}")

@@ -11,6 +11,8 @@ import numpy as np
 from trueup.data.corruptions import CORRUPTIONS
 from trueup.data.datasets.folders import EXTENSIONS, digest
 from trueup.data.domains import Domain, FileDomain, parse_corruption
+from trueup.data.pictures import AS_STORED, Reading
+from trueup.data.scanning import Scan, log_skipped
 
 GROUPS = ("noise", "blur", "weather", "digital")
 
@@ -23,7 +25,7 @@ def class_names() -> tuple[str, ...]:
     return tuple(ImageNetInfo().label_names())  # type: ignore[no-untyped-call]
 
 
-def domain(root: Path, which: str) -> Domain:
+def domain(root: Path, which: str, reading: Reading = AS_STORED) -> Domain:
     """A corruption at a severity; the clean images are those networks were trained on and are not read."""
     if which == "clean":
         raise ValueError(
@@ -34,15 +36,17 @@ def domain(root: Path, which: str) -> Domain:
     if not folder.is_dir():
         raise ValueError(f"severity {severity} of {corruption} is missing: expected {corruption}/{severity}/wnid/image")
     number = {name: i for i, name in enumerate(class_names())}
-    files, labels = [], []
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and path.name in number:
-            names = sorted(f.name for f in path.iterdir() if f.suffix.lower() in EXTENSIONS and f.name[0] != ".")
-            files += [f"{path.relative_to(root)}/{name}" for name in names]
-            labels += [number[path.name]] * len(names)
+    files, labels, scan = list[str](), list[int](), Scan(root)
+    for synset in scan.inside(folder)[0]:
+        if synset.name in number:
+            inside = scan.inside(Path(synset.path))[1]
+            names = [entry.name for entry in inside if Path(entry.name).suffix.lower() in EXTENSIONS]
+            files += [f"{Path(synset.path).relative_to(root)}/{name}" for name in names]
+            labels += [number[synset.name]] * len(names)
+    log_skipped("imagenet-c", scan.skipped)
     if not files:
         raise ValueError(f"{corruption}/{severity} holds no folders of synsets such as n01440764 with images in them")
-    return FileDomain(which, root, files, np.array(labels, dtype=np.int64))
+    return FileDomain(which, root, files, np.array(labels, dtype=np.int64), reading)
 
 
 def others(root: Path, corruption: str) -> list[str]:
@@ -66,6 +70,6 @@ def fingerprint(root: Path) -> str:
         with suppress(ValueError):
             for severity in sorted(folder for folder in find(root, corruption).iterdir() if folder.is_dir()):
                 synset = min((s for s in severity.iterdir() if s.is_dir()), default=severity)
-                files = sorted(synset.iterdir())
+                files = sorted(f for f in synset.iterdir() if f.exists())
                 lines += [f"{corruption} {severity.name} {synset.name} {f.name} {f.stat().st_size}" for f in files]
     return digest(lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,8 @@ from types import ModuleType
 from trueup.data.cards import get_card
 from trueup.data.datasets import Dataset, cardiac, fundus, phantoms, prostate
 from trueup.data.datasets.found import Found
+from trueup.data.pictures import AS_STORED, Reading
+from trueup.data.scanning import left_out
 from trueup.data.slices import SliceDomain
 
 ON_DISK: dict[str, ModuleType] = {"fundus": fundus, "cardiac": cardiac, "prostate": prostate}
@@ -32,20 +35,23 @@ USUAL = {
 }
 
 
-def open_masked(name: str, root: Path | None) -> Dataset:
+def open_masked(name: str, root: Path | None, reading: Reading = AS_STORED) -> Dataset:
     """A dataset of images with masks; only names and headers are read now."""
     if name.endswith("-sim"):
         return _embedded(name)
     assert root is not None
-    return _dataset(name, *shelves(name, root), USUAL.get(name, {}))
+    dataset = _dataset(name, *shelves(name, root, reading), USUAL.get(name, {}))
+    return replace(dataset, left_out=lambda: left_out(root))
 
 
-def shelves(name: str, root: Path) -> tuple[tuple[str, ...], Structures, tuple[str, ...], Callable[[str], Found]]:
+def shelves(
+    name: str, root: Path, reading: Reading = AS_STORED
+) -> tuple[tuple[str, ...], Structures, tuple[str, ...], Callable[[str], Found]]:
     """Of a dataset on disk the classes, the structures, the domains, and what looks for a domain."""
     if name == "masks":
         from trueup.data.datasets import masks
 
-        classes, everything = masks.scan(root)
+        classes, everything = masks.scan(root, reading)
         structures = {label: (k,) for k, label in enumerate(classes) if k}
         return classes, structures, tuple(everything), everything.__getitem__
     module = ON_DISK[name]

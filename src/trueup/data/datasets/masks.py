@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from trueup.data.datasets.found import Found, levels, visible
 from trueup.data.domains import BrokenImageError, decode
 from trueup.data.labelled import on_image
-from trueup.data.slices import Mask, Volume, square, window
+from trueup.data.pictures import AS_STORED, Reading, read_picture
+from trueup.data.slices import Mask, Volume, seen_box, window
 from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.data.volumes import Grid, count_slices, read_volume
 
@@ -34,7 +35,7 @@ Pairs = dict[str, tuple[Path, Path]]
 """Image and mask by their name."""
 
 
-def scan(root: Path) -> tuple[tuple[str, ...], dict[str, Found]]:
+def scan(root: Path, reading: Reading = AS_STORED) -> tuple[tuple[str, ...], dict[str, Found]]:
     """The classes, and the images with masks of each domain, all in one part: "train".
 
     Only names are looked at, unless there is no classes.txt: then all masks are read once, to know their classes.
@@ -49,7 +50,7 @@ def scan(root: Path) -> tuple[tuple[str, ...], dict[str, Found]]:
     classes = _named(named) if named.is_file() else _counted(m for both in pairs.values() for _, m in both.values())
     for name, found in domains.items():
         found.parts["train"] = [
-            found.case(stem, _slices, partial(_read, classes=len(classes)), image, mask)
+            found.case(stem, _slices, partial(_read, classes=len(classes), reading=reading), image, mask)
             for stem, (image, mask) in pairs[name].items()
         ]
     return classes, domains
@@ -139,31 +140,37 @@ def _counted(masks: Iterable[Path]) -> tuple[str, ...]:
     return "background", *(f"class {n}" for n in range(1, gap))
 
 
-def _read(image: Path, mask: Path, classes: int) -> Volume:
-    """An image with its mask; networks see a square that holds all of a slice."""
-    pixels, spacing, grid = read_image(image)
+def _read(image: Path, mask: Path, classes: int, reading: Reading) -> Volume:
+    """An image with its mask; networks see a square that holds all of a slice, unless `reading` says otherwise."""
+    pixels, spacing, grid = read_image(image, reading)
     answer = _mask(mask, classes, grid)
     if answer.shape != pixels.shape[:3]:
         seen, drawn = ("×".join(str(n) for n in shape) for shape in (pixels.shape[:3], answer.shape))
         raise BrokenImageError(f"{mask.name}: the mask is {drawn} (slices, rows, columns), its image {seen}")
     height, width = answer.shape[1:]
-    return Volume(pixels, answer, spacing, square(height, width, spacing))
+    return Volume(pixels, answer, spacing, seen_box(height, width, spacing, reading.resize))
 
 
-def read_image(path: Path) -> tuple[NDArray[np.uint8], tuple[float, float, float], Grid | None]:
-    """(Z, H, W, 1 or 3), spacing and grid; values of scanners are windowed, those of pictures taken as they are."""
+def read_image(
+    path: Path, reading: Reading = AS_STORED
+) -> tuple[NDArray[np.uint8], tuple[float, float, float], Grid | None]:
+    """(Z, H, W, 1 or 3), spacing and grid of a volume or picture.
+
+    Values of scanners are windowed, in grey pictures of more than 8 bits too unless their range is given.
+    """
     if is_volume(path):
         volume = read_volume(path)
         return window(volume.values)[..., None], volume.spacing, volume.grid
-    mode, pixels = _picture(path)
-    if mode == "L":
-        image = pixels[None, :, :, None]
-    elif not mode.startswith(("I", "F")):
-        image = decode(path)[None]
-    elif np.all(np.isfinite(pixels)):  # 16 bits or more
-        image = window(pixels)[None, :, :, None]
+    picture = read_picture(path)
+    if picture.mode == "L":
+        image = picture.values[None, :, :, None]
+    elif picture.deep and picture.values.ndim == 2:
+        if not np.all(np.isfinite(picture.values)):
+            raise BrokenImageError(f"{path.name}: holds values that are not finite")
+        grey = window(picture.values) if reading.range is None else picture.shown(reading.range)
+        image = grey[None, :, :, None]
     else:
-        raise BrokenImageError(f"{path.name}: holds values that are not finite")
+        image = decode(path, reading=Reading(reading.range))[None]
     return image, (1.0, 1.0, 1.0), None
 
 
@@ -189,9 +196,10 @@ def _numbers(path: Path, grid: Grid | None = None) -> NDArray[Any]:
         values = volume.values if grid is None else on_image(volume, grid, path.name)
         near = np.round(values)
         return near if np.all(np.abs(values - near) < 1e-3) else values  # scaled masks come as 0.99999
-    mode, pixels = _picture(path)
+    picture = read_picture(path)
+    pixels = picture.values
     if pixels.ndim == 3:
-        grey = pixels[:, :, : 1 if mode in ("LA", "La", "PA") else 3]
+        grey = pixels[:, :, : 1 if picture.mode in ("LA", "La", "PA") else 3]
         if np.any(grey != grey[:, :, :1]):
             raise BrokenImageError(f"{path.name}: is coloured; a mask holds class numbers, in grey or with a palette")
         pixels = grey[:, :, 0]
@@ -202,21 +210,6 @@ def _strange(path: Path, held: Iterable[float], why: str) -> BrokenImageError:
     values = sorted(held)
     listed = ", ".join(f"{v:g}" for v in values[:8]) + (", ..." if len(values) > 8 else "")
     return BrokenImageError(f"{path.name}: the mask holds {listed}; {why}")
-
-
-def _picture(path: Path) -> tuple[str, NDArray[Any]]:
-    """How a picture is stored, and its values as they are stored."""
-    from PIL import Image as Pillow
-
-    try:
-        with Pillow.open(path) as file:
-            pages = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
-            mode, pixels = file.mode, np.asarray(file)
-    except Exception as error:  # decoders raise whatever they like on damaged files
-        raise BrokenImageError(f"{path.name}: {error or type(error).__name__}") from error
-    if pages > 1:
-        raise BrokenImageError(f"{path.name}: has {pages} pages; save a stack as NIfTI, or each slice as a file")
-    return mode, pixels
 
 
 def is_volume(path: Path) -> bool:

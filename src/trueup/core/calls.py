@@ -1,0 +1,180 @@
+"""Calls of a model with more than one tensor: by keyword, with a dict, or with several tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of a tensor that has one row per image; number 0 is the images."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a call, with slots in the place of tensors that have one row per image."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    whole: str = ""
+    """Why only whole inputs of the user may be shown to the model, if so."""
+
+    def fill(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with these tensors."""
+
+        def filled(item: Any) -> Any:
+            if isinstance(item, Slot):
+                return tensors[item.number]
+            return {key: filled(value) for key, value in item.items()} if isinstance(item, dict) else item
+
+        return tuple(map(filled, self.args)), {name: filled(item) for name, item in self.kwargs.items()}
+
+
+class Batch(Tensor):
+    """Images with a signature and the other tensors of a call.
+
+    Rows can be picked as from a tensor. All other operations see the images alone and return plain tensors, so that
+    nothing can be mistaken for a whole input that is not.
+    """
+
+    signature: Signature
+    others: tuple[Tensor, ...]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def of(images: Tensor, others: tuple[Tensor, ...], signature: Signature) -> Batch:
+        """Put images, their companions and the signature together."""
+        batch = images.as_subclass(Batch)
+        batch.others, batch.signature = others, signature
+        return batch
+
+    @property
+    def images(self) -> Tensor:
+        """The images as a plain tensor."""
+        return self.as_subclass(Tensor)
+
+    def with_images(self, images: Tensor) -> Batch:
+        """Return the same call with these images."""
+        return Batch.of(images, self.others, self.signature)
+
+    def each(self, function: Any) -> Batch:
+        """Apply a function to every tensor."""
+        return Batch.of(function(self.images), tuple(map(function, self.others)), self.signature)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Pick rows of all tensors; with several indices, of the images alone."""
+        return self.images[rows] if isinstance(rows, tuple) else self.each(lambda t: t[rows])
+
+    def clone(self, **how: Any) -> Tensor:
+        """Copy all tensors."""
+        return self.each(lambda t: t.clone(**how))
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Convert the images."""
+        return self.with_images(self.images.to(*args, **kwargs))
+
+    def detach(self) -> Tensor:
+        """Cut all tensors from their graphs."""
+        return self.each(lambda t: t.detach())
+
+
+def arguments(x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which a model is called for these images."""
+    return x.signature.fill((x.images, *x.others)) if isinstance(x, Batch) else ((x,), {})
+
+
+def read_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Return the images of a call: a plain tensor if it has nothing else, or a Batch.
+
+    The images are `pixel_values`, or the first tensor of four or more dimensions, or the first of floating point.
+    A tensor with as many rows goes along with them; everything else is handed to the model as it is. A dict whose keys
+    are all parameters of the model's forward is passed as keywords.
+    """
+    usual = len(args) == 1 and not kwargs and not isinstance(args[0], Mapping)
+    if usual and not (isinstance(args[0], Tensor) and args[0].dtype == torch.uint8):
+        return cast(Tensor, args[0])  # whether it is a tensor is checked with its values
+    inputs = args[0] if len(args) == 1 and not kwargs else None
+    if isinstance(inputs, Mapping) and _takes(model, inputs):
+        args, kwargs = (), dict(inputs)
+    found = dict(_tensors(args, kwargs))
+    if not found:
+        raise TypeError(f"no tensor among the inputs ({_shown(args, kwargs)}): pass a batch of images")
+    images = found[_images(found)]
+    rows = [key for key, t in found.items() if t.ndim > 0 and images.ndim > 0 and len(t) == len(images)]
+    rows = [_images(found), *(key for key in rows if key != _images(found))]
+    numbers = {key: Slot(i) for i, key in enumerate(rows)}
+
+    def slots(path: tuple[Any, ...], item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {key: slots((*path, key), value) for key, value in item.items()}
+        return numbers.get(path, item)
+
+    signature = Signature(
+        tuple(slots((i,), item) for i, item in enumerate(args)),
+        {name: slots((name,), item) for name, item in kwargs.items()},
+        _why_whole([found[key] for key in rows]),
+    )
+    return Batch.of(images, tuple(found[key] for key in rows[1:]), signature)
+
+
+def as_called(x: Tensor, signature: Signature | None) -> Tensor:
+    """Return images as a model is called with them; refuse images that a method has made if these must be whole."""
+    if signature is None or isinstance(x, Batch):
+        return x
+    if signature.whole:
+        raise ValueError(
+            f"the method runs the model on views of images or on stored ones, and {signature.whole}; "
+            f"use a method that sees batches as they come, such as tsd or tent"
+        )
+    return Batch.of(x, (), signature)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """All tensors of a call with their places; dicts are looked into."""
+
+    def inside(path: tuple[Any, ...], item: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+        if isinstance(item, Tensor):
+            yield path, item
+        elif isinstance(item, Mapping):
+            for key, value in item.items():
+                yield from inside((*path, key), value)
+
+    for name, item in (*enumerate(args), *kwargs.items()):
+        yield from inside((name,), item)
+
+
+def _images(found: dict[tuple[Any, ...], Tensor]) -> tuple[Any, ...]:
+    """Return the place of the images among the tensors of a call."""
+    named = [place for place in found if place[-1] == "pixel_values"]
+    maps = [place for place, t in found.items() if t.ndim >= 4]
+    floats = [place for place, t in found.items() if t.is_floating_point() and t.ndim >= 2]
+    return next(iter((*named, *maps, *floats, *found)))
+
+
+def _why_whole(tensors: list[Tensor]) -> str:
+    """Say why a model can be shown nothing but whole inputs of the user; nothing if it can."""
+    if len(tensors) > 1:
+        return f"this call has {len(tensors)} tensors, of which it knows the images alone"
+    if tensors[0].dtype == torch.uint8:
+        return "these are uint8: normalise images before the model for it, not inside"
+    return ""
+
+
+def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
+    """Return whether all keys of a dict are parameters of a model's forward."""
+    names = set(inspect.signature(model.forward).parameters)
+    return bool(inputs) and all(key in names for key in inputs)
+
+
+def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    items = [type(item).__name__ for item in args] + [f"{name}={type(v).__name__}" for name, v in kwargs.items()]
+    return ", ".join(items) or "none"

@@ -1,0 +1,120 @@
+"""Checks, made with an adapter, that its method can change something in its model, and warnings where it cannot."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trueup.core.method import GradientMethod, Method
+from trueup.core.params import KEYWORDS, norm_layers, select
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+log = logging.getLogger("trueup")
+
+# Hooks by which a method changes answers or remembers; one that overrides none of them has statistics alone.
+_HOOKS = ("init", "forward", "observe", "predict")
+
+
+def check_effect(model: nn.Module, method: Method) -> None:
+    """Refuse a model in which the method can update nothing; warn if it can only change statistics that are not there.
+
+    `params="head"` and "backbone" are left for the first batch, with which the head is found.
+    """
+    if isinstance(method, GradientMethod) and method.params != "none":
+        _check_differentiable(model, method)
+        if method.params not in ("head", "backbone"):
+            check_precision(select(model, method.params, None), method)
+    elif _statistics_only(method) and not any(_follows(module) for module in model.modules()):
+        log.warning(
+            "%s changes nothing in this model: it only sets the statistics of BatchNorm layers, and %s; "
+            "use a method that updates parameters (tsd) or one that needs no BatchNorm (t3a, lame)",
+            method.info.name, _why_none_follows(model),
+        )  # fmt: skip
+
+
+def select_parameters(adapter: Adapter, method: Method, head: str | None) -> dict[str, nn.Parameter]:
+    """Select what a method updates, and say once if the user has frozen some of it but not the whole model."""
+    if not isinstance(method, GradientMethod):
+        return {}
+    flags, params = adapter._flags, method.params
+    selected = select(adapter.net.model, params, head, flags)
+    check_precision(selected, method)
+    frozen = [name for name in selected if not flags.get(name, True)]
+    # A model that is frozen as a whole was frozen for inference; an expression or a function names what it means.
+    if frozen and any(flags.values()) and params in KEYWORDS:
+        way = 'params="trainable"' if params == "all" else "a regular expression or a function of the name as params"
+        adapter._warn_once(
+            "%s updates parameters with requires_grad=False, as params=%r asks: %d of %d (%s); leave them out with %s",
+            method.info.name, params, len(frozen), len(selected), _shown(frozen), way,
+        )  # fmt: skip
+    return selected
+
+
+def check_precision(selected: Mapping[str, Tensor], method: Method) -> None:
+    """Refuse to update weights of 16 bits: most steps are smaller than the distance to the next number they can hold.
+
+    Near 1 that is 0.008 in bfloat16 and 0.001 in float16, and a step of Tent is 0.001.
+    """
+    halves = [f"{name} is {t.dtype}" for name, t in selected.items() if t.dtype in (torch.float16, torch.bfloat16)]
+    if halves:
+        kind = "fp16" if "bfloat16" not in halves[0] else "bf16"
+        raise ValueError(
+            f"{method.info.name} would update weights of 16 bits ({halves[0]}), in which its steps are lost to "
+            f'rounding: pass model.float(); with precision="{kind}" it still runs in 16 bits, and learns in 32'
+        )
+
+
+def _check_differentiable(model: nn.Module, method: GradientMethod) -> None:
+    """Refuse quantised layers, through which no gradient flows; the head alone may still learn."""
+    quantised = [name or type(module).__name__ for name, module in model.named_modules() if _quantised(module)]
+    if quantised and method.params != "head":
+        raise ValueError(
+            f"the model has quantised layers ({_shown(quantised)}), through which no gradient flows, so "
+            f"{method.info.name} with params={method.params!r} would update nothing: adapt the model before "
+            'quantisation and quantise adapter.unwrap(), or update a head that is not quantised with params="head"'
+        )
+
+
+def _quantised(module: nn.Module) -> bool:
+    """Tell layers with packed integer weights from the float placeholders beside them in torch's packages."""
+    place, name = type(module).__module__, type(module).__name__
+    packages = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
+    return place.startswith(packages) and hasattr(module, "_packed_params") and not name.endswith("PackedParams")
+
+
+def _statistics_only(method: Method) -> bool:
+    """True if a method without gradient steps acts through the statistics of its normalisation policy alone."""
+    own = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in _HOOKS)
+    return method.norm != "source" and not own
+
+
+def _follows(module: nn.Module) -> bool:
+    """True for a layer whose statistics a normalisation policy can set."""
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def _why_none_follows(model: nn.Module) -> str:
+    """Say what normalises instead."""
+    if any(name.endswith("running_mean") for name, _ in model.named_buffers()) and hasattr(model, "graph"):
+        return "those of an exported graph cannot be reached (adapt the module that was exported)"
+    kinds = Counter(type(layer).__name__ for layer in norm_layers(model))
+    if not kinds:
+        return "it has no normalisation layers"
+    found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    batch = any(isinstance(layer, _BatchNorm) for layer in norm_layers(model))
+    reason = (
+        "they keep no running statistics, so they use those of the batch already" if batch else "it has none of these"
+    )
+    return f"{reason} ({found})"
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,0 +1,79 @@
+"""The adapted model as a plain module: its weights, and the statistics that it normalised with."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trueup.core.copying import copy_model
+from trueup.core.method import one_of
+from trueup.core.split import SplitModel
+from trueup.core.statistics import policy_of
+from trueup.core.used_statistics import UsedStatistics
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+log = logging.getLogger("trueup")
+
+STATISTICS = ("adapted", "source")
+
+
+def plain_copy(adapter: Adapter, statistics: str) -> nn.Module:
+    """Copy the model that answers and give its BatchNorm layers the statistics of the stream, or the source's."""
+    one_of("statistics", statistics, STATISTICS)
+    net = answering_network(adapter)
+    model = copy_model(net.plain())
+    for name, p in model.named_parameters():
+        p.requires_grad_(adapter._flags[name])
+    if statistics == "source":
+        _put(model, adapter._source)
+        return model
+    if adapter.batches:
+        for reason in losses(adapter):
+            log.warning("unwrap() loses a part of what %s answered with: %s", adapter.method.info.name, reason)
+    if isinstance(net.policy, UsedStatistics) and not net.engine.compile:
+        _put(model, net.policy.by_name(net.model))
+    return model
+
+
+def answering_network(adapter: Adapter) -> SplitModel:
+    """Return the network behind the answers: the model, or the one that a method keeps as `teacher` in its state."""
+    teacher = getattr(adapter.state, "teacher", None)
+    return teacher if isinstance(teacher, SplitModel) else adapter.net
+
+
+def losses(adapter: Adapter) -> list[str]:
+    """Return what the answers so far have beyond the plain model."""
+    net, method = answering_network(adapter), adapter.method
+    found = [method.info.lost] if method.info.lost else []
+    if policy_of(net.norm)[0] == "instance":
+        found.append("statistics corrected for each image; the running estimates take their place")
+    if method.episodic and (adapter._optimizer is not None or net.norm != "source"):
+        found.append("what it took from each batch, which episodic=True forgets; the model is the source")
+    if isinstance(net.policy, UsedStatistics) and net.engine.compile:
+        found.append(
+            "the statistics of the batches, of which a compiled model keeps no record; the source's take their place. "
+            "Adapt without compile=True to export the model"
+        )
+    elif isinstance(net.policy, UsedStatistics) and net.policy.empty and not found:
+        found.append(
+            "the statistics of the batches, as it started afresh after the last of them; the source's take their "
+            "place. Call unwrap() after a batch that it goes on from"
+        )
+    return found
+
+
+@torch.no_grad()
+def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Write running statistics into the BatchNorm layers of a model."""
+    for path, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm):
+            for name in ("running_mean", "running_var"):
+                value, target = tensors.get(f"{path}.{name}" if path else name), getattr(layer, name)
+                if value is not None and target is not None:
+                    target.copy_(value)

@@ -1,0 +1,218 @@
+"""Undo: a batch happens whole or not at all, whatever is raised in the middle of it."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core.split import SplitModel
+from trueup.journal import Journal, Journaled
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CallLock:
+    """A re-entrant lock, `held` in a with statement, that a copy or a pickle replaces by a new one."""
+
+    def __init__(self) -> None:
+        self.held = threading.RLock()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Make a free lock for the copy."""
+        return CallLock, ()
+
+
+def serialized(call: Callable[Concatenate[Adapter, P], R]) -> Callable[Concatenate[Adapter, P], R]:
+    """Let an adapter run this method in one thread at a time."""
+
+    @wraps(call)
+    def alone(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock.held:
+            return call(self, *args, **kwargs)
+
+    return alone
+
+
+@contextmanager
+def all_or_nothing(adapter: Adapter) -> Iterator[None]:
+    """Roll the adapter back bit-exactly if the block raises."""
+    undo = adapter._undo = Undo(adapter)
+    try:
+        undo.capture()
+        yield
+    except BaseException:
+        while True:
+            try:
+                undo.roll_back()
+                break
+            except KeyboardInterrupt:  # an impatient second Ctrl-C must not leave a mixture either
+                continue
+        raise
+    finally:
+        adapter._undo = None
+        undo.close()
+
+
+class Undo:
+    """The adapter as it was before a batch.
+
+    Buffers and plain values are copied at once. Parameters and the state of the optimiser may be large, so they are
+    copied by `before_update`: after backward, when the activations are gone. Memories with many entries keep a journal.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._captured = False
+        self._update: _Update | None = None
+        self._journaled: list[Journaled] = []
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Leave no trace in a copy of the adapter."""
+        return type(None), ()
+
+    def capture(self) -> None:
+        """Copy what a batch may change apart from parameters. Before the first batch there is nothing to copy."""
+        adapter, watch = self._adapter, self._adapter._watch
+        if not adapter._built:
+            return
+        self._plain = [(vars(net), dict(vars(net))) for net in _networks(adapter)]
+        self._plain += [(net._modules, dict(net._modules)) for net in _networks(adapter)]
+        self._plain += [(vars(adapter.net.steps), dict(vars(adapter.net.steps)))]
+        self._adapter_values = {name: vars(adapter)[name] for name in ("batches", "images", "_last", "_optimizer")}
+        self._state, self._random = adapter.state, adapter._random.states
+        self._guard = (
+            None if watch is None else (copy.deepcopy(watch.marks), watch.memory, list(watch.kept), watch.loss)
+        )
+        self._behaviour = {m: b for net in _networks(adapter) for m in net.model.modules() if any(b := _behaviour(m))}
+        parts = (adapter.net.model, adapter.net.policy, adapter.state, *(() if watch is None else (watch.memory,)))
+        slots = []
+        for module in (m for part in parts for m in part.modules()):
+            spared = module.large if isinstance(module, Journaled) else ()
+            slots += [(module._buffers, name, name not in spared) for name in module._buffers]
+            if isinstance(module, Journaled):
+                self._journaled.append(module)
+                module.journal = Journal()
+        self._buffers = [(registry, name, registry[name]) for registry, name, _ in slots]
+        self._values = _Copies([t for registry, name, own in slots if own and (t := registry[name]) is not None])
+        self._captured = True
+
+    def before_update(self) -> None:
+        """Copy the parameters that may change and the state of their optimiser, once in a batch."""
+        if self._captured and self._update is None:
+            self._update = _Update(self._adapter)
+
+    @torch.no_grad()
+    def roll_back(self) -> None:
+        """Put everything back; the batch can then be tried again."""
+        adapter, watch = self._adapter, self._adapter._watch
+        if not self._captured:
+            return
+        for module in self._journaled:
+            assert module.journal is not None
+            module.journal.undo()
+        for registry, name, tensor in self._buffers:
+            registry[name] = tensor
+        self._values.put_back()
+        for attributes, values in self._plain:
+            attributes.update(values)
+            for name in attributes.keys() - values.keys():
+                del attributes[name]
+        adapter.state, adapter._random.states = self._state, self._random
+        vars(adapter).update(self._adapter_values)
+        if self._update is not None:
+            self._update.put_back()
+        for p in adapter.net.selected.values():
+            p.grad = None
+        if watch is not None and self._guard is not None:
+            marks, watch.memory, kept, watch.loss = self._guard
+            watch.marks, watch.kept = copy.deepcopy(marks), list(kept)
+        for net in _networks(adapter):
+            for layer in net.model.modules():
+                _behave(layer, self._behaviour.get(layer, ({}, {}, None)))
+        torch.clear_autocast_cache()
+
+    def close(self) -> None:
+        """Stop keeping journals."""
+        for module in self._journaled:
+            module.journal = None
+
+
+class _Copies:
+    """Values of tensors, to write back into the same tensors."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._values: list[Tensor] = [None] * len(tensors)  # type: ignore[list-item]  # filled in below
+        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for i, t in enumerate(tensors):
+            if t.is_contiguous():
+                groups.setdefault((t.dtype, t.device), []).append(i)
+            else:
+                self._values[i] = t.detach().clone()
+        for members in groups.values():  # one copy for many small tensors
+            flat = torch.cat([tensors[i].detach().reshape(-1) for i in members])
+            for i, part in zip(members, flat.split([tensors[i].numel() for i in members]), strict=True):
+                self._values[i] = part
+
+    def put_back(self) -> None:
+        """Write back what has changed; what has not may be a view that cannot be written to."""
+        for tensor, value in zip(self._tensors, self._values, strict=True):
+            value = value.view(tensor.shape)
+            if not torch.equal(tensor.detach(), value):
+                tensor.copy_(value)
+
+
+class _Update:
+    """The parameters that a batch may move, and the state of the optimiser."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        networks = _networks(adapter)
+        inside = {id(p) for net in networks for p in net.parameters()}
+        moving = [p for net in networks for p in net.selected.values()]
+        moving += [p for p in adapter.state.parameters() if id(p) not in inside]
+        optimizer = self._optimizer = adapter._optimizer
+        self._state: dict[Tensor, dict[str, Any]] = {}
+        if optimizer is not None:
+            self._state = {p: dict(values) for p, values in optimizer.state.items()}
+            self._groups = [dict(group) for group in optimizer.param_groups]
+        kept = [v for values in self._state.values() for v in values.values() if isinstance(v, Tensor)]
+        self._copies = _Copies([*moving, *kept])
+
+    def put_back(self) -> None:
+        """Restore all of it."""
+        self._copies.put_back()
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+            self._optimizer.state.update({p: dict(values) for p, values in self._state.items()})
+            for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
+                group.update(values)
+
+
+def _networks(adapter: Adapter) -> list[SplitModel]:
+    return [adapter.net, *(m for m in adapter.state.modules() if isinstance(m, SplitModel))]
+
+
+def _behaviour(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any], Any]:
+    """What a run attaches to a module for a while: hooks, another forward."""
+    return dict(module._forward_hooks), dict(module._forward_pre_hooks), vars(module).get("forward")
+
+
+def _behave(module: nn.Module, behaviour: tuple[dict[int, Any], dict[int, Any], Any]) -> None:
+    for hooks, before in zip((module._forward_hooks, module._forward_pre_hooks), behaviour, strict=False):
+        hooks.clear()
+        hooks.update(before)
+    if behaviour[2] is not None:
+        module.forward = behaviour[2]
+    else:
+        vars(module).pop("forward", None)

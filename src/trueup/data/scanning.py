@@ -1,0 +1,128 @@
+"""The scanner of folders that all commands use: it lists files, and names what it leaves out.
+
+Hidden files and what operating systems leave behind are passed over in silence. Links are followed, to files and to
+folders. Left out and named are links that lead nowhere, in a circle or back into what is scanned already, named pipes,
+sockets, devices, and folders that cannot be read. None of them stops a scan, and none is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+log = logging.getLogger("trueup")
+
+JUNK = ("__MACOSX", ".DS_Store")
+SHOWN = 5  # names in one line
+KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+UNREADABLE = "cannot be read"
+BACK = "a link back into what is scanned already"
+Entry = os.DirEntry[str]
+
+_told: set[str] = set()
+
+
+class Scan:
+    """A scan below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.skipped: dict[str, str] = {}
+        """What was left out, by its path below the root, and why."""
+        self._scanned = [Path(os.path.realpath(root))]
+
+    def inside(self, folder: Path) -> tuple[list[Entry], list[Entry]]:
+        """Return the folders and the regular files in a folder, each sorted by name."""
+        folders: list[Entry] = []
+        files: list[Entry] = []
+        here = Path(os.path.realpath(folder))
+        for entry, is_folder in self._entries(folder):
+            if is_folder and entry.is_symlink() and here.is_relative_to(os.path.realpath(entry.path)):
+                self._skip(entry, BACK)
+            else:
+                (folders if is_folder else files).append(entry)
+        return folders, files
+
+    def walk(self, folder: Path | None = None, leave: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
+        """Yield all files below a folder in the order of their names; `leave` says which folders to leave alone."""
+        for entry, is_folder in self._entries(folder or self.root):
+            path = Path(entry.path)
+            if not is_folder:
+                yield path
+            elif not leave(path) and self._enters(entry):
+                yield from self.walk(path, leave)
+
+    def _entries(self, folder: Path) -> list[tuple[Entry, bool]]:
+        """What is usable in a folder, sorted by name, and whether it is a folder."""
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            if folder == self.root:
+                raise ValueError(f"{folder} cannot be read: {error.strerror}") from error
+            self._skip(folder, f"{UNREADABLE}: {error.strerror}")
+            return []
+        usable = []
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in JUNK:
+                continue
+            try:
+                if entry.is_dir() or entry.is_file():
+                    usable.append((entry, entry.is_dir()))
+                else:
+                    mode = entry.stat().st_mode
+                    self._skip(entry, next((name for test, name in KINDS if test(mode)), "a device"))
+            except OSError as error:
+                self._skip(entry, _why(error))
+        return usable
+
+    def _enters(self, entry: Entry) -> bool:
+        """Whether to scan a folder; each is scanned once, however many links lead to it."""
+        if not entry.is_symlink():
+            return True
+        target = Path(os.path.realpath(entry.path))
+        if any(target.is_relative_to(known) or known.is_relative_to(target) for known in self._scanned):
+            self._skip(entry, BACK)
+            return False
+        self._scanned.append(target)
+        return True
+
+    def _skip(self, entry: Entry | Path, why: str) -> None:
+        self.skipped[os.path.relpath(entry, self.root)] = why
+
+
+def log_skipped(name: str, skipped: Mapping[str, str]) -> None:
+    """Log in one line what a scan left out, once; processes that this one has started keep quiet."""
+    if skipped and multiprocessing.parent_process() is None:
+        line = f"{name}: left out {describe(skipped)}"
+        if line not in _told:
+            _told.add(line)
+            log.warning("%s", line)
+
+
+def left_out(root: Path) -> dict[str, str]:
+    """Return what a scan of all that is below a folder leaves out, and why."""
+    scan = Scan(root)
+    for _ in scan.walk():
+        pass
+    return scan.skipped
+
+
+def describe(skipped: Mapping[str, str]) -> str:
+    """The first of what was left out with the reasons, and how many more there are."""
+    names = [f"{name} ({why})" for name, why in skipped.items()]
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def _why(error: OSError) -> str:
+    """Why the file behind a name cannot be looked at."""
+    if error.errno == errno.ELOOP:
+        return "a link that leads in a circle"
+    if error.errno == errno.ENOENT:
+        return "a link that leads nowhere"
+    return f"{UNREADABLE}: {error.strerror}"
