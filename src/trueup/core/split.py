@@ -89,7 +89,7 @@ class SplitModel(nn.Module):
         self._moved: set[str] = set()  # weights that were laid out with channels last
         self.policy = nn.Module()  # what the policy of normalisation remembers beside the layers' own buffers
         self._pending: tuple[Rows, Tensor] | None = None
-        self._reading = self._centred = False
+        self._reading = self._centred = self._learning = False
         self.train().eval()  # a change of mode empties the caches of models that keep some
 
     def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
@@ -226,7 +226,8 @@ class SplitModel(nn.Module):
         if self._compiles(rows):
             return batch_statistics(self.model) if self.norm == "batch" else nullcontext()
         used = self.policy if isinstance(self.policy, UsedStatistics) else None
-        return normalizing(self.model, self.norm, update=update, fewest=self.fewest, centred=self._centred, used=used)
+        norm = "batch" if self._learning else self.norm
+        return normalizing(self.model, norm, update=update, fewest=self.fewest, centred=self._centred, used=used)
 
     @contextmanager
     def normalizing(self, rows: int) -> Iterator[None]:
@@ -259,12 +260,12 @@ class SplitModel(nn.Module):
     @contextmanager
     def learning(self) -> Iterator[None]:
         """In here the statistics are the batch's, and nothing is kept."""
-        before, self.norm = self.norm, "batch"
+        before, self._learning = self._learning, True  # not the norm itself: a guard may restart in here
         try:
             with self.reading():
                 yield
         finally:
-            self.norm = before
+            self._learning = before
 
     @contextmanager
     def reading(self) -> Iterator[None]:
