@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -81,9 +81,6 @@ def signs(logits: Tensor, *, multilabel: bool = False, **step: Any) -> Signs:
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """Base of all rules: hyper-parameters with two hooks. What a rule remembers is in the buffers of its state."""
-
-    compares: ClassVar[bool] = True
-    """Whether it needs the frozen source's answers now and then."""
 
     def init(self, classes: int) -> nn.Module:
         """What the rule remembers, before any batch."""

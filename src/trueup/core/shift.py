@@ -121,8 +121,6 @@ class Shift(Rule):
     alarm is given once; it is armed again when what it was for has gone back below four fifths of its limit.
     """
 
-    compares = False
-
     features: float = 0.05
     """Divergence from the source, in nats per channel."""
     predictions: float = 0.25

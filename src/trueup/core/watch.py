@@ -45,6 +45,7 @@ class Watch:
         self.marks: dict[str, Any] = {}
         self.loss: float | None = None
         self._alarm = next((rule for rule in guard.rules if isinstance(rule, Shift)), None)
+        self._alone = guard.every_rule == (self._alarm,)  # then there is nothing to compare, and nowhere to go back to
         self._seen: SeenMoments = []
         self.restart()
 
@@ -212,8 +213,7 @@ class Watch:
     def _compares(self, n: int) -> bool:
         m = self.marks
         regular = m["images"] - n < m["checking"] or m["batches"] % self.guard.compare == 0
-        regular &= any(rule.compares for rule in self.guard.every_rule)
-        return bool(m["state"] != "healthy" or regular)
+        return bool(m["state"] != "healthy" or (regular and not self._alone))
 
     def _measures(self, adapter: Adapter) -> bool:
         """Whether moments of features are looked at: not in a graph, nor in the first batch, which is run on copies."""
