@@ -35,7 +35,7 @@ from trueup.core.sharpness import backward, second_loss
 from trueup.core.snapshot import load, save
 from trueup.core.split import Output, SplitModel
 from trueup.core.steps import decides, step_if_finite
-from trueup.core.undo import CallLock, Undo, all_or_nothing, serialized
+from trueup.core.undo import CallLock, Scratch, Undo, all_or_nothing, serialized
 from trueup.core.watch import Watch
 
 log = logging.getLogger("trueup")
@@ -60,7 +60,7 @@ class Adapter(nn.Module):
         flag("multilabel", multilabel)
         self.every, self.paused = every, False
         self.method, self.multilabel, self._given = method, multilabel, given
-        self._watch, self._lock = None if guard is None else Watch(guard), CallLock()
+        self._watch, self._lock, self._scratch = None if guard is None else Watch(guard), CallLock(), Scratch()
         self._undo: Undo | None = None
         self._keeper: Keeper | None = None
         self._hooks: Method | PerLabel = method

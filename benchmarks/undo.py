@@ -1,0 +1,77 @@
+"""What it costs that a batch happens whole or not at all, and that threads take turns.
+
+Steps with and without the undoing of failed batches take turns; the lock is timed alone, against a small step.
+
+Run: python benchmarks/undo.py [--quick] [--rounds N]
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torchvision
+from measure import asked_rounds, take_turns, write
+from torch import Tensor, nn
+
+import trueup
+from trueup.testing import convnet, images
+
+
+def without_undo(adapter: trueup.Adapter, x: Tensor) -> None:
+    """Take a step that could not be undone."""
+    with mock.patch("trueup.core.adapter.all_or_nothing", return_value=nullcontext()):
+        adapter(x)
+
+
+def compared(name: str, model: nn.Module, method: str, x: Tensor, rounds: int) -> dict[str, Any]:
+    """The ratio of a step with undoing to one without."""
+    adapters = [trueup.adapt(model, method, example=x) for _ in range(2)]
+    variants: dict[str, Callable[[Tensor], object]] = {
+        "with": adapters[0],
+        "without": partial(without_undo, adapters[1]),
+    }
+    seconds = take_turns(variants, rounds, lambda: x)
+    ratios = [a / b for a, b in zip(seconds["with"], seconds["without"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    row = {"network": name, "method": method, "batch": len(x), "ratio": middle, "lower": low, "upper": high}
+    print(
+        "  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+    )
+    return row
+
+
+def lock() -> dict[str, Any]:
+    """The time of taking and giving back the lock, in parts of a step of Tent on a toy network with one image."""
+    adapter, x, n = trueup.adapt(convnet(), "tent", norm="ema"), images(1, seed=0)[0], 200
+    adapter(x)
+    start = time.perf_counter()
+    for _ in range(n):
+        adapter(x)
+    step = (time.perf_counter() - start) / n
+    start = time.perf_counter()
+    for _ in range(100 * n):
+        with adapter._lock.held:
+            pass
+    part = (time.perf_counter() - start) / (100 * n) / step
+    print(f"lock: {100 * part:.3f} % of a step of {1e3 * step:.2f} ms")
+    return {"lock": part, "step": step}
+
+
+def main() -> None:
+    rounds, kept = asked_rounds(15)
+    rows = [lock()]
+    torch.manual_seed(0)
+    for network, batch, size in (("resnet18", 64, 64), ("resnet50", 32, 112)):
+        model, x = torchvision.models.get_model(network, num_classes=100).eval(), torch.randn(batch, 3, size, size)
+        rows += [compared(network, model, method, x, rounds) for method in ("tent", "tsd")]
+    if kept:
+        write("undo", rows)
+
+
+if __name__ == "__main__":
+    main()
