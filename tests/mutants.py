@@ -933,6 +933,26 @@ MUTANTS = [
         "            if True:\n",
     ),
     ("waiting: the host reads the survivors", "methods/tsd.py", "survivors.clamp(min=1)", "max(1, int(survivors))"),
+    (
+        "calls: companions stay behind",
+        "core/calls.py",
+        "self.each(lambda t: t[rows])",
+        "self.with_images(self.images[rows])",
+    ),
+    ("calls: views of inputs that must be whole", "core/calls.py", "if signature.whole:", "if False:"),
+    (
+        "calls: teachers are called otherwise",
+        "core/copying.py",
+        "(adapter):\n        net.sig",
+        "(adapter)[:1]:\n        net.sig",
+    ),
+    ("fork: updated weights are shared", "core/copying.py", " if name not in adapter.net.selected]", "]"),
+    ("pause: it learns all the same", "core/adapter.py", "self.paused or self.batches", "self.batches"),
+    ("every: each batch is learnt from", "core/adapter.py", "self.batches % self.every", "False"),
+    ("precision: weights of 16 bits are updated", "core/effects.py", "    if halves:\n", "    if False:\n"),
+    ("shift: old images count as new ones", "core/shift.py", "keep = math.exp(-n / self.memory)", "keep = 1.0"),
+    ("shift: told again and again", "core/shift.py", " and not bool(state.told[i]):", ":"),
+    ("undo: the step stays", "core/undo.py", "            self._update.put_back()\n", "            pass\n"),
 ]
 
 

@@ -24,7 +24,7 @@ class Named(nn.Module):
         super().__init__()
         self.net = convnet()
 
-    def forward(self, pixel_values: Tensor | None = None, scale: float = 1.0) -> dict[str, Tensor]:
+    def forward(self, *, pixel_values: Tensor | None = None, scale: float = 1.0) -> dict[str, Tensor]:
         """Refuse other calls."""
         assert pixel_values is not None
         assert type(pixel_values) is Tensor
@@ -247,3 +247,18 @@ def test_rows_of_a_call() -> None:
     assert type(torch.cat([batch, batch])) is Tensor
     assert isinstance(batch.clone(), Batch)
     assert isinstance(batch.detach(), Batch)
+
+
+def test_what_a_processor_of_transformers_returns() -> None:
+    """Its dict goes in as it is, as keywords, or as the tensor in it."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=16, num_labels=4))
+    whole, words, plain = (trueup.adapt(model, "tsd", lr=1e-3) for _ in range(3))
+    for x in XS:
+        inputs = transformers.BatchFeature({"pixel_values": x})
+        expected = plain(x)
+        assert torch.equal(whole(inputs), expected)
+        assert torch.equal(words(**inputs, interpolate_pos_encoding=False), expected)
+    assert plain.updates == 3
