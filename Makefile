@@ -24,6 +24,9 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/pixels.py
 	$(BIN)/python benchmarks/passes.py
 	$(BIN)/python benchmarks/guard.py
+	$(BIN)/python benchmarks/alarm.py
+	$(BIN)/python benchmarks/undo.py
+	$(BIN)/python benchmarks/unwrap.py
 	$(BIN)/python benchmarks/collapse.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/throughput.py

@@ -36,9 +36,14 @@ def test_example_runs(path: Path, tmp_path: Path) -> None:
 
 
 RATIOS = ("bank.py", "imports.py", "loading.py", "pixels.py", "step.py", "throughput.py", "growth.py", "parts.py")
-RATIOS += ("sketch.py", "ways.py", "stream.py", "unwrap.py")
+RATIOS += ("sketch.py", "ways.py", "stream.py", "unwrap.py", "undo.py")
 MEASURED = dict.fromkeys(RATIOS, "ratio") | {"peak.py": "of that of all"}
-MEASURED |= {"guard.py": "free signals", "collapse.py": "alarms in", "memory.py": "MB by the end"}
+MEASURED |= {
+    "guard.py": "free signals",
+    "collapse.py": "alarms in",
+    "alarm.py": "feature_shift",
+    "memory.py": "MB by the end",
+}
 MEASURED |= {
     "passes.py": "forwards",
     "field.py": "| `memo` |",
