@@ -64,8 +64,8 @@ MUTANTS = [
     (
         "model: train() reaches it",
         "core/adapter.py",
-        "        return self\n\n    def _apply",
-        "        return super().train(mode)\n\n    def _apply",
+        "        return self\n\n    @serialized\n    def _apply",
+        "        return super().train(mode)\n\n    @serialized\n    def _apply",
     ),
     ("parameters: all are updated", "core/params.py", "if wanted(name)}", "}"),
     (
@@ -946,11 +946,16 @@ MUTANTS = [
         "(adapter):\n        net.sig",
         "(adapter)[:1]:\n        net.sig",
     ),
-    ("fork: updated weights are shared", "core/copying.py", " if name not in adapter.net.selected]", "]"),
+    ("fork: updated weights are shared", "core/copying.py", "p in each if n not in selected}", "p in each}"),
     ("pause: it learns all the same", "core/adapter.py", "self.paused or self.batches", "self.batches"),
     ("every: each batch is learnt from", "core/adapter.py", "self.batches % self.every", "False"),
     ("precision: weights of 16 bits are updated", "core/effects.py", "    if halves:\n", "    if False:\n"),
-    ("shift: old images count as new ones", "core/shift.py", "keep = math.exp(-n / self.memory)", "keep = 1.0"),
+    (
+        "shift: old images count as new ones",
+        "core/shift.py",
+        "keep = math.exp(-(images - float(self.at)) / self.memory)",
+        "keep = 1.0",
+    ),
     ("shift: told again and again", "core/shift.py", " and not bool(state.told[i]):", ":"),
     ("undo: the step stays", "core/undo.py", "            self._update.put_back()\n", "            pass\n"),
 ]

@@ -262,3 +262,49 @@ def test_what_a_processor_of_transformers_returns() -> None:
         assert torch.equal(whole(inputs), expected)
         assert torch.equal(words(**inputs, interpolate_pos_encoding=False), expected)
     assert plain.updates == 3
+
+
+class Text(nn.Module):
+    """Compares images with text that is the same for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+        self.net.head = nn.Identity()
+
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:
+        """Return similarities."""
+        return self.net(x) @ text.T
+
+
+def test_one_row_per_class_is_not_one_per_image() -> None:
+    width = convnet().head.in_features
+    with pytest.raises(ValueError, match=r"12 rows.*2 outputs, not 12.*zero_shot"):
+        trueup.adapt(Text(), "tent")(XS[0], torch.randn(12, width))
+    text = torch.randn(5, width, requires_grad=True)
+    adapter = trueup.adapt(Text(), "tent")
+    assert adapter(XS[0], text).shape == (12, 5)
+    assert text.grad is None  # what is the user's is not learnt from
+
+
+def test_the_source_refuses_bad_input_as_the_adapter_does() -> None:
+    adapter = trueup.adapt(convnet(), "tent")
+    adapter(XS[0])
+    with pytest.raises(ValueError, match="cannot take images"):
+        adapter.frozen(torch.zeros(4, 5, 16, 16))
+
+
+class Keywords(nn.Module):
+    """Takes keywords alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Answer the images."""
+        return self.net(batch["image"])
+
+
+def test_a_dict_for_a_model_that_takes_keywords_alone() -> None:
+    assert trueup.adapt(Keywords(), "tent")({"image": XS[0]}).shape == (12, 6)

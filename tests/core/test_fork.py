@@ -100,3 +100,22 @@ def test_a_fork_writes_to_no_folder_of_the_first(tmp_path: Path) -> None:
 def test_before_the_first_batch_there_is_nothing_to_share() -> None:
     with pytest.raises(ValueError, match="example=x"):
         trueup.adapt(convnet(), "tent").fork()
+
+
+def test_a_state_is_loaded_without_ending_the_sharing(tmp_path: Path) -> None:
+    first = trueup.adapt(convnet(), "tent", example=XS[0])
+    first(XS[0])
+    first.save(tmp_path / "state")
+    second = first.fork()
+    second.load(tmp_path / "state")
+    for name, p in fixed(first).items():
+        assert second.net.model.get_parameter(name).data_ptr() == p.data_ptr()
+    with pytest.raises(TypeError, match=r"share weights.*load\(path\)"):
+        second.load_state_dict(second.state_dict())
+
+
+def test_teachers_share_what_they_never_change() -> None:
+    first = trueup.adapt(convnet(), "rotta", every=8, example=XS[0])
+    second = first.fork()
+    assert second.state.teacher.model.conv0.weight.data_ptr() == first.state.teacher.model.conv0.weight.data_ptr()
+    assert second.state.teacher.model.bn0.weight.data_ptr() != first.state.teacher.model.bn0.weight.data_ptr()

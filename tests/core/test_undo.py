@@ -2,6 +2,7 @@
 
 import copy
 import linecache
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -258,3 +259,40 @@ def in_threads(jobs: dict[Any, Callable[[], Any]]) -> dict[Any, Any]:
         thread.join(timeout=60)
         assert not thread.is_alive()
     return found
+
+
+@pytest.mark.parametrize("name", ["tent", "tsd", "t3a", "note", "cotta"])
+def test_an_interrupted_first_batch_leaves_an_adapter_that_works(name: str) -> None:
+    hyper = {"views": 2} if name == "cotta" else {}
+    case = case_of(name, **hyper)
+    (x,) = case.stream(1, size=8)
+    fresh = case.adapter()
+    with Interrupt() as counted:
+        expected = fresh(x)
+    for at in range(1, counted.lines, max(1, counted.lines // 40)):
+        adapter = case.adapter()
+        with pytest.raises(KeyboardInterrupt), Interrupt(at):
+            adapter(x)
+        if adapter.batches == 0:
+            assert torch.equal(adapter(x), expected), at
+            assert adapter.updates == fresh.updates, at
+
+
+def test_copies_and_pickles_while_another_thread_adapts() -> None:
+    """No copy holds hooks of a step, and each is one that some number of batches gives."""
+    (x,) = case_of("tent").stream(1, size=8)
+    adapter = trueup.adapt(convnet(), "tent", example=x)
+    reference, answers = trueup.adapt(convnet(), "tent", example=x), []
+    for _ in range(61):
+        answers.append(copy.deepcopy(reference)(x))
+        reference(x)
+    thread = threading.Thread(target=lambda: [adapter(x) for _ in range(60)])
+    thread.start()
+    copies = []
+    for _ in range(15):
+        copies += [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]
+    thread.join()
+    for twin in copies:
+        assert count_hooks(twin) == 0
+        seen = twin.batches
+        assert torch.equal(twin(x), answers[seen])

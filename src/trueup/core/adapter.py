@@ -23,7 +23,7 @@ from trueup.core.describe import describe
 from trueup.core.effects import check_effect
 from trueup.core.engine import Engine
 from trueup.core.export import plain_copy
-from trueup.core.guard import Guard, Health, plain_health
+from trueup.core.guard import Guard, Health, last_numbers, plain_health
 from trueup.core.inputs import check_input, check_model
 from trueup.core.keeper import Keeper
 from trueup.core.labels import PerLabel
@@ -58,8 +58,7 @@ class Adapter(nn.Module):
         whole("seed", seed, 0)
         whole("every", every, 1)
         flag("multilabel", multilabel)
-        self.every, self.paused = every, False
-        self.method, self.multilabel, self._given = method, multilabel, given
+        self.method, self.multilabel, self._given, self.every, self.paused = method, multilabel, given, every, False
         self._watch, self._lock, self._scratch = None if guard is None else Watch(guard), CallLock(), Scratch()
         self._undo: Undo | None = None
         self._keeper: Keeper | None = None
@@ -70,7 +69,7 @@ class Adapter(nn.Module):
         self.net.use(engine or Engine())
         check_effect(model, method)
         self.state, self.batches, self.images = nn.Module(), 0, 0
-        self._last: tuple[Tensor, Tensor | None] | None = None  # the last answers, and the source's if asked for
+        self._last: dict[str, Tensor] = {}  # numbers of the last batch, without a guard
         self._head, self._digest, self._built, self._prepared = head, "", False, False
         self._warned: set[str] = set()
         self._flags = {name: p.requires_grad for name, p in model.named_parameters()}
@@ -90,13 +89,14 @@ class Adapter(nn.Module):
 
         Call it as you call the model: `adapter(x)`, `adapter(pixel_values=x)`, with a dict or several tensors. With a
         guard a row that holds NaN, infinite or huge values is answered by zeros, and disturbs no other. Threads take
-        turns. If anything is raised, also by Ctrl-C, the adapter is as it was before the batch.
+        turns. If anything is raised, also by Ctrl-C, the batch has happened as a whole or not at all.
         """
         with torch.inference_mode(False):
             x = self._entered(args, kwargs, rows=self._watch is None)
             with calling(self, x), all_or_nothing(self):
                 answers = self._answer(x) if self._watch is None else self._watch.answer(self, x)
-                self.batches, self.images, self._last = self.batches + 1, self.images + len(x), (answers, None)
+                self.batches, self.images = self.batches + 1, self.images + len(x)
+                self._last = {} if self._watch is not None else last_numbers(answers, multilabel=self.multilabel)
             if self._keeper is not None:
                 self._keeper.tick(self)
         return answers
@@ -211,8 +211,7 @@ class Adapter(nn.Module):
     @property
     def _learns(self) -> bool:
         """Whether this batch is learnt from: not while paused, between every k-th batch, or under suspicion."""
-        watched = self._watch is not None and self._watch.frozen
-        return not (self.paused or self.batches % self.every or watched)
+        return not (self.paused or self.batches % self.every or (self._watch is not None and self._watch.frozen))
 
     @property
     def updates(self) -> int:
@@ -230,8 +229,6 @@ class Adapter(nn.Module):
         check_input(x, self.net.model, rows=rows)
         return x.clone() if x.is_inference() else x.detach()
 
-    # Building and state
-
     @serialized
     def prepare(self, loader: Iterable[Any]) -> None:
         """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
@@ -241,7 +238,7 @@ class Adapter(nn.Module):
     def reset(self) -> None:
         """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
         self._random.restart()
-        self.batches, self.images, self._last = 0, 0, None
+        self.batches, self.images, self._last = 0, 0, {}
         self.net.steps.restart()
         if self._watch is not None:
             self._watch.restart()
@@ -272,7 +269,7 @@ class Adapter(nn.Module):
         """The guard's view of the adapter: state, reason, numbers, counts of events; without a guard, the counts."""
         if self._watch is not None:
             return self._watch.health
-        return plain_health(self.images, self.batches, self.updates, self._last, multilabel=self.multilabel)
+        return plain_health(self.images, self.batches, self.updates, self._last)
 
     @serialized
     def frozen(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -282,9 +279,10 @@ class Adapter(nn.Module):
 
     @serialized
     def answer(self, *args: Any, **kwargs: Any) -> Answer:
-        """Predict and adapt as a call does, with the frozen source's answer beside it; `health` has their agreement."""
+        """Predict and adapt as a call does, with the frozen source's answer; without a guard `health` compares them."""
         source = self.frozen(*args, **kwargs)
-        self._last = answer = Answer(self(*args, **kwargs), source)
+        answer = Answer(self(*args, **kwargs), source)
+        self._last = last_numbers(*answer, multilabel=self.multilabel)
         return answer
 
     def pause(self) -> None:
@@ -312,10 +310,7 @@ class Adapter(nn.Module):
 
     @serialized
     def checkpoint(self, folder: str | Path, *, every: int = 100, keep: int = 3) -> int:
-        """Write the state to a folder after every so many batches, and keep the last few.
-
-        If the folder holds states already, the newest whole one is taken up. Returns how many batches it has seen.
-        """
+        """Write the last few states to a folder, and go on from the newest; return how many batches that has seen."""
         keeper = Keeper(Path(folder), every, keep)
         with torch.inference_mode(False):
             seen = self.batches if keeper.resume(self) else 0
@@ -331,6 +326,7 @@ class Adapter(nn.Module):
         """
         return plain_copy(self, statistics)
 
+    @serialized
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy that goes on alone; what a model has kept of its last forward is cut from the graph."""
         memo.update(kept_tensors(self))
@@ -339,10 +335,14 @@ class Adapter(nn.Module):
             twin.__dict__ = copy.deepcopy(self.__dict__, memo)
         return twin
 
+    def __getstate__(self) -> dict[str, Any]:
+        return copy.deepcopy(self).__dict__  # other threads go on while it is written
+
     def train(self, mode: bool = True) -> Self:
         """Changes nothing: an adapter predicts and adapts in one mode."""
         return self
 
+    @serialized
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         move(self, fn)
         return self

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from trueup.core.calls import arguments
-from trueup.core.heads import as_logits
+from trueup.core.heads import as_logits, run
 from trueup.core.randomness import undisturbed
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
     buffers = dict(model.named_buffers())
     source = {name: t.clone() if name in buffers else t for name, t in adapter._source.items()}
     with undisturbed(x.device):
-        answer = torch.func.functional_call(model, source, *arguments(x.clone()))
+        answer = run(lambda *args, **kwargs: torch.func.functional_call(model, source, args, kwargs), x)
     logits = as_logits(answer, output, rows=len(x), least=1 if adapter.multilabel else 2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -25,7 +25,21 @@ def build_for(adapter: Adapter, x: Tensor) -> None:
 
 
 def build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
-    """Make the state of a fresh adapter; with a batch, measure what the engine leaves open."""
+    """Make the state of a fresh adapter, or leave it as it was; with a batch, measure what the engine leaves open."""
+    parts = [vars(adapter), adapter._modules, vars(adapter.net), adapter.net._modules]
+    before = [dict(part) for part in parts]
+    try:
+        _build(adapter, head, channels, task, x)
+    except BaseException:
+        for part, values in zip(parts, before, strict=True):
+            part.clear()
+            part.update(values)
+        raise
+    if adapter._undo is not None:
+        adapter._undo.capture()
+
+
+def _build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tensor | None) -> None:
     net, method = adapter.net, suited(adapter.method, adapter._given, task)
     selected = select_parameters(adapter, method, head)
     adapter.method, adapter.task = method, task
@@ -42,8 +56,6 @@ def build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tenso
     adapter._fresh = (fresh_state(adapter),)
     adapter._built = True
     adapter.reset()
-    if adapter._undo is not None:
-        adapter._undo.capture()
 
 
 def fresh_state(adapter: Adapter) -> nn.Module:

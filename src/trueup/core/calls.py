@@ -116,7 +116,7 @@ def read_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     def slots(path: tuple[Any, ...], item: Any) -> Any:
         if isinstance(item, Mapping):
             return {key: slots((*path, key), value) for key, value in item.items()}
-        return numbers.get(path, item)
+        return numbers.get(path, item.detach() if isinstance(item, Tensor) else item)
 
     signature = Signature(
         tuple(slots((i,), item) for i, item in enumerate(args)),
@@ -130,12 +130,17 @@ def as_called(x: Tensor, signature: Signature | None) -> Tensor:
     """Return images as a model is called with them; refuse images that a method has made if these must be whole."""
     if signature is None or isinstance(x, Batch):
         return x
+    refuse_parts(signature)
+    return Batch.of(x, (), signature)
+
+
+def refuse_parts(signature: Signature) -> None:
+    """Refuse a method that shows images of its own to a model that takes only whole inputs of the user."""
     if signature.whole:
         raise ValueError(
             f"the method runs the model on views of images or on stored ones, and {signature.whole}; "
             f"use a method that sees batches as they come, such as tsd or tent"
         )
-    return Batch.of(x, (), signature)
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -170,9 +175,11 @@ def _why_whole(tensors: list[Tensor]) -> str:
 
 
 def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
-    """Return whether all keys of a dict are parameters of a model's forward."""
-    names = set(inspect.signature(model.forward).parameters)
-    return bool(inputs) and all(key in names for key in inputs)
+    """Return whether all keys of a dict are parameters of a model's forward, or it takes keywords alone."""
+    parameters = inspect.signature(model.forward).parameters
+    if all(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return bool(parameters)
+    return bool(inputs) and all(key in parameters for key in inputs)
 
 
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.caches import find_caches
-from trueup.core.calls import Batch
+from trueup.core.calls import Batch, refuse_parts
 from trueup.core.effects import check_precision
 from trueup.core.heads import with_few_images
 from trueup.core.randomness import undisturbed
@@ -65,6 +65,8 @@ def calling(adapter: Adapter, x: Tensor) -> Iterator[None]:
     if not isinstance(x, Batch):
         yield
         return
+    if adapter.method.info.images:  # they would be shown later on
+        refuse_parts(x.signature)
     for net in networks(adapter):
         net.signature = x.signature
     try:
@@ -78,12 +80,22 @@ def fork(adapter: A) -> A:
     """Copy an adapter; weights that it never updates are views of the same memory, and sources are shared."""
     if not adapter._built:
         raise ValueError("fork an adapter after its first batch, or make it with adapt(..., example=x)")
-    fixed = [p for name, p in adapter.net.model.named_parameters() if name not in adapter.net.selected]
-    shared: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in fixed}
-    shared |= {id(t): t for t in adapter._source.values()}
-    twin = copy.deepcopy(adapter, shared)
+    twin = copy.deepcopy(adapter, shared(adapter))
     twin._keeper = None  # two adapters must not write to one folder
+    for each in (adapter, twin):
+        each._register_load_state_dict_pre_hook(_refuse_state_dict)  # type: ignore[no-untyped-call]
     return twin
+
+
+def shared(adapter: Adapter) -> dict[int, Any]:
+    """Return what a copy need not copy: other views of the weights that are never updated, and the source's values."""
+    each = [(net.selected, *named) for net in networks(adapter) for named in net.model.named_parameters()]
+    views = {id(p): nn.Parameter(p.detach(), requires_grad=False) for selected, n, p in each if n not in selected}
+    return {**views, **{id(t): t for t in adapter._source.values()}}
+
+
+def _refuse_state_dict(*_: Any) -> None:
+    raise TypeError("adapters that share weights cannot load a state dict, which would write into all; use load(path)")
 
 
 def put(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:

@@ -51,6 +51,8 @@ def losses(adapter: Adapter) -> list[str]:
     """Return what the answers so far have beyond the plain model."""
     net, method = answering_network(adapter), adapter.method
     found = [method.info.lost] if method.info.lost else []
+    if adapter._watch is not None and adapter._watch.marks["state"] == "fallback":
+        found.append("the source's weights, which the guard lets answer now; the model is the one that is on trial")
     if policy_of(net.norm)[0] == "instance":
         found.append("statistics corrected for each image; the running estimates take their place")
     if method.episodic and (adapter._optimizer is not None or net.norm != "source"):

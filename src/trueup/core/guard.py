@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trueup.core.method import in_range, whole
 from trueup.core.published import RDumb
-from trueup.core.rules import RULES, Rule, signs
+from trueup.core.rules import RULES, Rule
+
+log = logging.getLogger("trueup.guard")
 
 
 @dataclass(frozen=True)
@@ -43,21 +49,25 @@ class Health:
         return "; ".join(words)
 
 
-def plain_health(
-    images: int, batches: int, updates: int, last: tuple[Tensor, Tensor | None] | None, *, multilabel: bool
-) -> Health:
-    """Say how an adapter without a guard is: counts, and of the last batch the entropy and agreement with the source.
+def last_numbers(answers: Tensor, source: Tensor | None = None, *, multilabel: bool) -> dict[str, Tensor]:
+    """Measure the entropy of answers, in parts of the greatest, and their agreement with the source's; without waiting.
 
-    last: the last answers, and those of the source where they were asked for.
+    Of several labels each is a problem of two classes.
     """
+    if multilabel:
+        answers = torch.stack((torch.zeros_like(answers), answers), dim=1)
+    log_p = F.log_softmax(answers.detach().float(), dim=1)
+    numbers = {"entropy": -(log_p.exp() * log_p).sum(dim=1).mean() / math.log(answers.shape[1])}
+    if source is not None:
+        theirs = source > 0 if multilabel else source.argmax(dim=1)
+        numbers["agreement"] = (log_p.argmax(dim=1) == theirs).float().mean()
+    return numbers
+
+
+def plain_health(images: int, batches: int, updates: int, last: Mapping[str, Tensor]) -> Health:
+    """Say how an adapter without a guard is: counts, and numbers of the last batch."""
     numbers = {"batches": float(batches), "updates": float(updates)}
-    if last is not None:
-        answer = signs(last[0], multilabel=multilabel, source=None, loss=None, updates=updates, drift=None)
-        numbers["entropy"] = answer.entropy
-        if last[1] is not None:
-            theirs = signs(last[1], multilabel=multilabel, source=None, loss=None, updates=updates, drift=None)
-            numbers["agreement"] = float((answer.classes == theirs.classes).float().mean())
-    return Health("unguarded", "", images, numbers, {}, ())
+    return Health("unguarded", "", images, numbers | {name: float(t) for name, t in last.items()}, {}, ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +86,7 @@ class Guard:
     cap: int | None = None
     """Back to the source after so many batches, whatever happens (RDumb); None: never."""
     notify: Callable[[Event], None] | None = field(default=None, repr=False, compare=False)
-    """Told of every event."""
+    """Told of every event, after the batch, when the adapter is free for calls again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
         return self  # it never changes, and `notify` may belong to something that must not be copied
@@ -90,6 +100,14 @@ class Guard:
             raise TypeError("rules must be a tuple of rules, such as (*trueup.rules.RULES, trueup.rules.RDumb())")
         if self.notify is not None and not callable(self.notify):
             raise TypeError(f"notify must be a function of an event, not {type(self.notify).__name__}")
+
+    def tell(self, events: list[Event]) -> None:
+        """Notify of events and take them off the list. Whoever is told must not stop the predictions."""
+        while events and self.notify is not None:
+            try:
+                self.notify(events.pop(0))
+            except Exception:
+                log.exception("notify failed")
 
     @property
     def every_rule(self) -> tuple[Rule, ...]:

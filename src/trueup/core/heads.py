@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trueup.core.calls import arguments
+from trueup.core.calls import Batch, arguments
 from trueup.core.causes import Call, becomes, explain, refuse_features
 from trueup.core.causes import HeadNotFoundError as HeadNotFoundError  # where others look for it
 from trueup.core.failures import raised_by_model
@@ -176,7 +176,7 @@ def look_for_head(
 
 def with_few_images(probe: Callable[[Tensor], T], x: Tensor) -> T:
     """Probe with two images, or with the batch as it comes where the model cannot take two: its size may be fixed."""
-    if len(x) > 2:
+    if len(x) > 2 and not (isinstance(x, Batch) and x.others):
         try:
             return probe(x[:2])
         except (HeadNotFoundError, NotLogitsError):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from trueup.core.calls import Batch
 from trueup.core.copying import copy_model
-from trueup.core.heads import look_for_head
+from trueup.core.heads import as_logits, look_for_head, run
 from trueup.core.inputs import check_logits, check_values
 
 if TYPE_CHECKING:
@@ -25,5 +27,21 @@ def probe(adapter: Adapter, x: Tensor) -> tuple[str | None, int, str]:
     with adapter._random.drawing(x.device), torch.no_grad():
         fresh = partial(copy_model, net.model)
         head, logits = look_for_head(fresh, x, adapter._head, net.output, least, strict=strict, needed=needed)
+        if isinstance(x, Batch) and x.others and len(x) > 2:
+            _check_rows(fresh(), x, logits, net.output)
     check_logits(logits, multilabel=adapter.multilabel)
     return head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation"
+
+
+def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[Any], Tensor] | None) -> None:
+    """Refuse a tensor that has as many rows as there are images but is not about them, such as one row per class."""
+    try:
+        few = as_logits(run(model, x[:2]), output, rows=2, least=1)
+    except Exception:  # a model of a fixed batch size cannot be asked
+        return
+    if few.shape[1] != logits.shape[1]:
+        raise ValueError(
+            f"a tensor of this call has {len(x)} rows, as many as there are images, but does not belong to them one "
+            f"by one: with fewer rows the model has {few.shape[1]} outputs, not {logits.shape[1]}. Make it a buffer of "
+            f"the model (for text features: trueup.zero_shot)"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,6 +52,7 @@ def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenM
 class PooledMoments(nn.Module):
     """Moments of the features before each BatchNorm layer, over the last images: older ones count for less and less."""
 
+    at: Tensor
     count: Tensor
     first: Tensor
     second: Tensor
@@ -60,33 +61,41 @@ class PooledMoments(nn.Module):
         super().__init__()
         channels = sum(layer.num_features for layer in batchnorms(model))
         self.memory = memory
+        self.register_buffer("at", torch.zeros(1, dtype=torch.float64))
         self.register_buffer("count", torch.zeros(len(batchnorms(model)), dtype=torch.float64))
         for name in ("first", "second"):
             self.register_buffer(name, torch.zeros(channels, dtype=torch.float64))
 
-    @torch.no_grad()
-    def add(self, model: nn.Module, seen: SeenMoments) -> None:
-        """Add the moments of a batch, and forget some of the older ones."""
-        layers = batchnorms(model)
-        sizes = [layer.num_features for layer in layers]
-        starts = {layer: (i, sum(sizes[:i])) for i, layer in enumerate(layers)}
-        for layer, mean, variance, n in seen:
-            i, start = starts[layer]
-            rows = slice(start, start + len(mean))
-            mean, variance = mean.double().to(self.first.device), variance.double().to(self.first.device)
-            keep = math.exp(-n / self.memory)
-            self.count[i] = keep * self.count[i] + n
-            self.first[rows] = keep * self.first[rows] + n * mean
-            self.second[rows] = keep * self.second[rows] + n * (variance + mean.square())
-
-    def take(self, model: nn.Module, seen: SeenMoments) -> FeatureShift | None:
-        """Add what was seen, forget that it was, and compare."""
-        self.add(model, seen)
+    def take(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
+        """Add what was seen, and forget that it was."""
+        self.add(model, seen, images)
         seen.clear()
-        return self.shift(model)
 
     @torch.no_grad()
-    def shift(self, model: nn.Module) -> FeatureShift | None:
+    def add(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
+        """Add the moments of a batch, and forget some of the older ones.
+
+        images: how many there were so far. Of a layer that ran several times, its first call counts: the others may be
+        views, stored images, or a comparison with the source.
+        """
+        keep = math.exp(-(images - float(self.at)) / self.memory)
+        self.at.fill_(images)
+        for t in (self.count, self.first, self.second):
+            t.mul_(keep)
+        calls = {layer: (mean, variance, n) for layer, mean, variance, n in reversed(seen)}
+        start = 0
+        for i, layer in enumerate(batchnorms(model)):
+            rows = slice(start, start + layer.num_features)
+            start += layer.num_features
+            if layer in calls:
+                mean, variance, n = calls[layer]
+                mean, variance = mean.double().to(self.first.device), variance.double().to(self.first.device)
+                self.count[i] += n
+                self.first[rows] += n * mean
+                self.second[rows] += n * (variance + mean.square())
+
+    @torch.no_grad()
+    def shift(self, model: nn.Module, source: Mapping[str, Tensor]) -> FeatureShift | None:
         """Compare with the source: the mean over layers and channels of the divergence of two normal distributions.
 
         For a channel with pooled moments m, v and the source's M, V it is ((v + (m - M)²) / V - 1 - ln(v / V)) / 2.
@@ -97,15 +106,13 @@ class PooledMoments(nn.Module):
         for i, layer in enumerate(batchnorms(model)):
             rows = slice(start, start + layer.num_features)
             start += layer.num_features
-            if float(self.count[i]) < FEWEST * (1 - math.exp(-1)):
+            if float(self.count[i]) < min(FEWEST, self.memory / 2) * (1 - math.exp(-1)):
                 continue
-            assert layer.running_mean is not None
-            assert layer.running_var is not None
-            eps = layer.eps
+            prefix, eps = f"{names[layer]}." if names[layer] else "", layer.eps
             mean = self.first[rows] / self.count[i]
             variance = (self.second[rows] / self.count[i] - mean.square()).clamp(min=0) + eps
-            theirs = layer.running_var.double().to(mean.device) + eps
-            away = (mean - layer.running_mean.double().to(mean.device)).square()
+            theirs = source[f"{prefix}running_var"].double().to(mean.device) + eps
+            away = (mean - source[f"{prefix}running_mean"].double().to(mean.device)).square()
             divergence = ((variance + away) / theirs - 1 - (variance / theirs).log()) / 2
             found[names[layer]] = float(divergence.mean())
         if not found:
@@ -131,9 +138,9 @@ class Shift(Rule):
     """Images after which one counts e times less."""
 
     def __post_init__(self) -> None:
-        in_range("features", self.features, 0)
-        in_range("predictions", self.predictions, 0, 1)
-        in_range("entropy", self.entropy, 0, 1)
+        in_range("features", self.features, 1e-6)
+        in_range("predictions", self.predictions, 1e-6, 1)
+        in_range("entropy", self.entropy, 1e-6, 1)
         in_range("memory", self.memory, 1)
 
     def init(self, classes: int) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trueup.core import files
 from trueup.core.building import build, fresh_state
-from trueup.core.copying import laid_out_like, networks, put
+from trueup.core.copying import laid_out_like, networks, put, shared
 from trueup.core.method import GradientMethod, whole
 from trueup.core.moments import Moment
 from trueup.core.registry import suited
@@ -102,7 +102,8 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     # Older files do not say all of it.
     usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL}
     header = {**usual, "shrunk": 0, "images": 0, **header}
-    twin, keeper, lock = copy.deepcopy(adapter), adapter._keeper, adapter._lock
+    twin = copy.deepcopy(adapter, shared(adapter) if adapter._built else {})
+    twin._keeper, twin._lock = adapter._keeper, adapter._lock
     try:
         _refuse_foreign(adapter, header, path)
         found = twin.net.engine.open or twin.net.engine.measured
@@ -120,7 +121,6 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path} holds no state of this adapter: {type(error).__name__}: {error}") from error
     adapter.__dict__ = twin.__dict__
-    adapter._keeper, adapter._lock = keeper, lock
 
 
 def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:

@@ -28,6 +28,11 @@ class CallLock:
     def __init__(self) -> None:
         self.held = threading.RLock()
 
+    @property
+    def taken(self) -> bool:
+        """Whether this thread holds it, in a call around this one."""
+        return bool(self.held._is_owned())  # type: ignore[attr-defined]
+
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Make a free lock for the copy."""
         return CallLock, ()
@@ -38,8 +43,12 @@ def serialized(call: Callable[Concatenate[Adapter, P], R]) -> Callable[Concatena
 
     @wraps(call)
     def alone(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._lock.held:
-            return call(self, *args, **kwargs)
+        try:
+            with self._lock.held:
+                return call(self, *args, **kwargs)
+        finally:
+            if self._watch is not None and self._watch.told and not self._lock.taken:
+                self._watch.guard.tell(self._watch.told)
 
     return alone
 
@@ -139,6 +148,7 @@ class Undo:
         if watch is not None and self._guard is not None:
             marks, watch.memory, kept, watch.loss = self._guard
             watch.marks, watch.kept = copy.deepcopy(marks), list(kept)
+            watch.told.clear()
         for net in _networks(adapter):
             for layer in net.model.modules():
                 _behave(layer, self._behaviour.get(layer, ({}, {}, None)))

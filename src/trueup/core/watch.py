@@ -44,6 +44,7 @@ class Watch:
         self.kept: list[Moment] = []
         self.marks: dict[str, Any] = {}
         self.loss: float | None = None
+        self.told: list[Event] = []  # events of which nobody has been notified yet
         self._alarm = next((rule for rule in guard.rules if isinstance(rule, Shift)), None)
         self._alone = guard.every_rule == (self._alarm,)  # then there is nothing to compare, and nowhere to go back to
         self._seen: SeenMoments = []
@@ -218,13 +219,15 @@ class Watch:
     def _measures(self, adapter: Adapter) -> bool:
         """Whether moments of features are looked at: not in a graph, nor in the first batch, which is run on copies."""
         m, alarm = self.marks, self._alarm is not None and not adapter.net.engine.compile
-        return alarm and m["images"] > 0 and (m["images"] < self.guard.window or m["batches"] % self.guard.compare == 0)
+        return alarm and m["images"] > 0 and (m["images"] < self.guard.window or m["batches"] % 2 == 1)
 
     def _features(self, adapter: Adapter) -> FeatureShift | None:
         if not self._seen:
             return None
         self._rules(adapter)
-        return cast(PooledMoments, self.memory[-1]).take(adapter.net.model, self._seen)
+        pooled = cast(PooledMoments, self.memory[-1])
+        pooled.take(adapter.net.model, self._seen, self.marks["images"])
+        return pooled.shift(adapter.net.model, adapter._source)
 
     def _rules(self, adapter: Adapter) -> list[tuple[Rule, nn.Module]]:
         if not self.memory:
@@ -344,7 +347,4 @@ class Watch:
         level = logging.WARNING if name in ("rollback", "fallback", "quarantined", "drift") else logging.INFO
         log.log(level, "after %d images: %s: %s", m["images"], name, reason)
         if self.guard.notify is not None:
-            try:
-                self.guard.notify(Event(name, reason, m["images"], m["state"], dict(m["numbers"])))
-            except Exception:  # whoever is told must not stop the predictions
-                log.exception("notify failed")
+            self.told.append(Event(name, reason, m["images"], m["state"], dict(m["numbers"])))
