@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.method import in_range
 from trueup.core.rules import Action, Rule, Signs, buffers, fade
-from trueup.core.used_statistics import batchnorms
+from trueup.core.used_statistics import batch_moments, batchnorms
 
 SeenMoments = list[tuple[_BatchNorm, Tensor, Tensor, int]]
 """A BatchNorm layer, the mean and the variance of what went into it, and the number of images."""
@@ -36,10 +36,7 @@ def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenM
 
     def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, _BatchNorm)
-        x = args[0].detach()
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        variance, mean = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)
-        seen.append((layer, mean, variance, len(x)))
+        seen.append((layer, *batch_moments(args[0].detach()), len(args[0])))
 
     handles = [layer.register_forward_pre_hook(note) for layer in batchnorms(model)] if active else []
     try:
