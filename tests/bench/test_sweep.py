@@ -1,5 +1,6 @@
 """Sweeps: nothing is repeated, nothing is lost, and one failure is one failure."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -8,12 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import trueup.core.registry as registry
 from trueup.bench.records import FILE, read_records, steady
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import Plan, order_of, plan, run, run_sweep
+from trueup.data.pictures import UnknownRangeError
+from trueup.source.checkpoints import Store
+from trueup.source.recipe import Recipe, Training
 
 SMALL: dict[str, Any] = {
     "dataset": "digits",
@@ -169,6 +176,35 @@ def test_a_plan_groups_runs_by_stage_and_trains_each_model_once(tmp_path: Path) 
     assert sorted(len(job.runs) for job in todo.jobs) == [4, 4, 4, 4]
     assert len({(job.runs[0].target, job.runs[0].batch) for job in todo.jobs}) == 4
     assert len(todo.waiting) == 16
+
+
+def test_the_first_look_reads_pictures_as_the_checkpoint_of_each_run_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pictures of 12 bits in 16, which are refused unless somebody says their range."""
+    ramp = np.linspace(0, 4095, 72).astype(np.uint16).reshape(6, 12)
+    for domain, label in itertools.product(("day", "night"), ("cat", "dog")):
+        (tmp_path / "data" / domain / label).mkdir(parents=True)
+        Image.fromarray(ramp).save(tmp_path / "data" / domain / label / "0.png")
+
+    def save(target: str, **known: Any) -> None:
+        values: dict[str, Any] = {"dataset": "elsewhere", "sources": ("dawn",), "classes": 2, "network": "digits-net"}
+        recipe = Recipe(**values, training=Training(**known))
+        store = Store(tmp_path / "models")
+        store.save(recipe, torch.nn.Linear(1, 2), {})
+        store.path(recipe).replace(tmp_path / f"{target}.safetensors")
+
+    save("day", range=(0, 4095), resize="crop")
+    save("night", range=(0, 1000), resize="crop")
+    settings = {"dataset": "folder", "root": str(tmp_path / "data"), "method": ["source"], "seed": [0]}
+    settings["checkpoint"] = str(tmp_path / "{target}.safetensors")
+    plan(make_sweep({**settings, "target": ["day"]}), tmp_path / "runs")
+    assert caplog.text == ""
+    plan(make_sweep(settings), tmp_path / "runs")
+    assert "have values beyond --range" in caplog.text  # by the second checkpoint
+    save("day")
+    with pytest.raises(UnknownRangeError, match=r"^day/cat/0\.png"):
+        plan(make_sweep(settings), tmp_path / "runs")
 
 
 def test_records_can_be_put_in_the_order_of_the_runs() -> None:

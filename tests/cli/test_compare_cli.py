@@ -133,6 +133,19 @@ def test_names_with_brackets_are_printed_as_they_are(
     assert "[red]" in printed
 
 
+def test_where_nothing_can_be_told_there_is_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    """One estimate alone is none."""
+    half = Score.mean(torch.ones(8) / 2)
+    found = [Finding(name, torch.zeros(8), 1.0, 0.8, 9.0, half, None, half, None, 1.0) for name in ("source", "[bf]")]
+    compare.tell(found, {}, broken=0, said="")
+    printed = capsys.readouterr().out
+    assert "no advice: keep what you have (source)" in printed
+    assert "take" not in printed
+    compare.tell_json(found, {}, broken=0, said="")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["take"], told["certain"]) == (["source"], False)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -207,6 +220,7 @@ def test_json_is_all_that_goes_to_the_standard_output(photos: Path, tmp_path: Pa
     assert told["methods"][0]["gde"] is None
     assert list(told["scenes"]) == ["clean", "gaussian_noise-4", "defocus_blur-4", "fog-4", "pixelate-4"]
     assert told["take"] == ["source"]
+    assert told["certain"] is True
     assert told["reasons"]
     plain = json.loads(run("--data", str(photos), "-m", "tent", "--json").stdout)
     assert plain["scenes"] == {}
@@ -228,7 +242,7 @@ def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = ["--model", str(train("-t", "type")), "-m", "tent", "-m", "t3a", "-b", "10", "--data"]
     said = run(*words, str(photos))
     assert said.exit_code == 0, said.exception
-    for word in ("accuracy %", "guess %", "t3a", "classes: labels", "take ", "Jiang", "--source"):
+    for word in ("accuracy %", "guess %", "t3a", "classes: labels", "no advice: keep what you", "Jiang", "--source"):
         assert word in said.output
     told = json.loads(run(*words, str(photos), "-m", "tent:preset=safe", "--json").stdout)
     assert [method["name"] for method in told["methods"]] == ["source", "tent", "t3a", "tent:preset=safe"]

@@ -134,6 +134,32 @@ def test_tiffs_of_twelve_bits_in_any_order_of_bytes(tmp_path: Path, order: str, 
     assert np.array_equal(decode(tiff(path, pixels, order, packed, t281=4095)), expected)
 
 
+def planar(path: Path, pixels: Array) -> Path:
+    """Write a TIFF of three uncompressed planes by hand, one strip each."""
+    height, width, _ = pixels.shape
+    planes = [pixels[..., c].astype(pixels.dtype.newbyteorder("<")).tobytes() for c in range(3)]
+    depth, long, start = 8 * pixels.itemsize, len(planes[0]), 8 + 2 + 12 * 10 + 4
+    tags = [
+        (256, 4, 1, width), (257, 4, 1, height), (258, 3, 3, start), (259, 3, 1, 1), (262, 3, 1, 2),
+        (273, 4, 3, start + 8), (277, 3, 1, 3), (278, 4, 1, height), (279, 4, 3, start + 20), (284, 3, 1, 2),
+    ]  # fmt: skip
+    beyond = struct.pack("<4H", depth, depth, depth, 0)
+    beyond += struct.pack("<3I", *(start + 32 + c * long for c in range(3))) + struct.pack("<3I", *[long] * 3)
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags)
+    path.write_bytes(head + b"\0" * 4 + beyond + b"".join(planes))
+    return path
+
+
+def test_deep_planes_are_refused_and_planes_of_eight_bits_are_read(tmp_path: Path) -> None:
+    pixels = values(5, 6, 3, high=65536)
+    path = planar(tmp_path / "a.tif", pixels)
+    for read in (decode, read_picture):
+        with pytest.raises(BrokenImageError, match=r"a\.tif: stores 16-bit channels in separate planes; save it with"):
+            read(path)
+    eight = (pixels >> 8).astype(np.uint8)
+    assert np.array_equal(decode(planar(path, eight)), eight)
+
+
 def test_a_file_may_say_its_depth(tmp_path: Path) -> None:
     pixels = values(5, 6)
     # Unscaled, against the standard; scaled as it demands; dark and scaled; all 16.
@@ -323,8 +349,10 @@ def test_a_first_look_refuses_and_says_what_changes_pictures(root: Path, caplog:
         survey_domains(f"{root.name}-{reading}", [domain])
         return caplog.text
 
-    with pytest.raises(UnknownRangeError, match=r"deep\.png"):
+    with pytest.raises(UnknownRangeError, match=r"^day/cat/deep\.png: its largest.*--range 0 4095 or"):
         look("day", Reading())
+    with pytest.raises(UnknownRangeError, match=r"^day/cat/deep\.png: its largest.*--range 0 4095 or"):
+        scan(root, None, Reading()).domain("day").image(1)
     said = look("day", TWELVE)
     assert "2 of 3 pictures" in said
     assert "such as day/cat/0.png (12×8), and networks see them squashed: --resize crop or pad" in said

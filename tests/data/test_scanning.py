@@ -115,6 +115,31 @@ def test_folders_behind_links_are_scanned_once(tmp_path: Path) -> None:
     assert scan.skipped == dict.fromkeys(("a/back", "a/self", "b"), scanning.BACK)
 
 
+def test_a_link_to_more_than_was_scanned_adds_the_rest(tmp_path: Path) -> None:
+    for name in ("day/0.png", "night/deep/1.png", "night/2.png", "3.png"):
+        paint(tmp_path / "ext/all" / name)
+    (tmp_path / "ext/all/night/up").symlink_to(tmp_path / "ext/all")
+    (tmp_path / "ext/all/night/out").symlink_to(tmp_path)
+    (tmp_path / "lk").mkdir()
+    for name, target in {"a_day": "all/day", "b_deep": "all/night/deep", "c_all": "all", "d_day": "all/day"}.items():
+        (tmp_path / "lk" / name).symlink_to(tmp_path / "ext" / target)
+    scan = Scan(tmp_path / "lk")
+    found = [str(path.relative_to(tmp_path / "lk")) for path in scan.walk()]
+    assert found == ["a_day/0.png", "b_deep/1.png", "c_all/3.png", "c_all/night/2.png"]
+    twice = dict.fromkeys(("c_all/day", "c_all/night/deep"), "scanned already, by way of a link")
+    assert scan.skipped == twice | dict.fromkeys(("c_all/night/out", "c_all/night/up", "d_day"), scanning.BACK)
+
+
+def test_a_link_from_the_folder_that_was_scanned_first_does_not_lead_above_it(tmp_path: Path) -> None:
+    paint(tmp_path / "ext/all/day/0.png")
+    (tmp_path / "ext/all/day/up").symlink_to(tmp_path / "ext/all")
+    (tmp_path / "lk").mkdir()
+    (tmp_path / "lk/a").symlink_to(tmp_path / "ext/all/day")
+    scan = Scan(tmp_path / "lk")
+    assert [path.name for path in scan.walk()] == ["0.png"]
+    assert scan.skipped == {"a/up": scanning.BACK}
+
+
 def test_a_domain_or_class_may_be_a_link(tmp_path: Path) -> None:
     paint(tmp_path / "far/cat/0.png")
     paint(tmp_path / "root/night/dog/0.png")

@@ -69,6 +69,7 @@ def test_estimates_that_disagree_are_none() -> None:
     advice = advise([wrong, made("tent", aetta=0.99, gde=0.99, confidence=0.99)])
     assert advice.take == ("source",)
     assert "the accuracy cannot be estimated on this data: the estimates of source disagree" in advice.reasons[0]
+    assert not advice.certain
     assert "--source" in advice.reasons[1]
     assert "one folder per class" in advice.reasons[2]
 
@@ -91,7 +92,11 @@ def test_a_source_at_sea_is_said_to_be() -> None:
         found = estimate([lost, adapted])
         assert [e.range for e in found] == [None, None]
         assert f"agree with the source on {share:.0%} of the images" in found[0].why
-        assert advise([lost, adapted]).take == ("source",)
+        advice = advise([lost, adapted])
+        assert advice.take == ("source",)
+        assert not advice.certain
+        assert "one folder per class" in advice.reasons[-1]
+        assert not any("--source" in reason for reason in advice.reasons)  # it could not help
 
 
 def test_one_estimate_is_none_unless_it_is_calibrated() -> None:
@@ -169,6 +174,43 @@ def test_a_lead_of_less_than_two_standard_errors_is_too_few_images() -> None:
     told = f"too few images: tent is ahead of it by 6.0 ± {100 * doubt:.1f} points by AETTA; some {needed} images"
     assert advice.reasons[0].startswith(told)
     assert advise([SOURCE, made("tent", aetta=0.86)]).take == ("tent",)
+
+
+def test_a_lead_near_0_with_a_huge_error_is_too_few_images() -> None:
+    """Eight images, of which each method has four, not the same ones: 0 ± 75.6 points."""
+    right = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
+    for other, value in ((1 - right, 0.0), (torch.tensor([0, 0, 1, 1, 1, 0, 0, 0]), -0.125)):
+        both = [replace(made(name, n=8), accuracy=Score.mean(x)) for name, x in (("source", right), ("bn", other))]
+        advice = advise(both)
+        assert advice.take == ("source",)
+        assert not advice.certain
+        doubt = 2 * math.sqrt(float((other - right).double().var()) / 8 + 1 / 64)
+        needed = math.ceil(8 * (doubt / (0.05 - value)) ** 2)
+        told = f"by {100 * value:.1f} ± {100 * doubt:.1f} points by accuracy; some {needed} images would tell"
+        assert advice.reasons[0] == f"too few images: bn may be ahead of it, {told}"
+
+
+@pytest.mark.parametrize(("n", "says"), [(39, "too few images"), (41, "by 5 points"), (201, "by a point")])
+def test_that_nothing_is_ahead_is_said_as_far_as_it_is_known(n: int, says: str) -> None:
+    """Methods that are right on the same images differ by 0 ± 2/n."""
+    advice = advise([made("source", accuracy=0.6, agreement=1.0, n=n), made("bn", accuracy=0.6, n=n)])
+    assert says in advice.reasons[0]
+    assert advice.certain == (n > 40)
+
+
+def test_where_nothing_can_be_told_the_advice_is_none() -> None:
+    assert not advise([made("source", agreement=1.0, n=50), made("tent", aetta=0.86, n=50)]).certain  # too few
+    source, tent = made("source", aetta=0.8, agreement=1.0), made("tent", aetta=0.9)
+    sure = made("tent", aetta=0.95)
+    scenes = [[replace(source, accuracy=source.aetta), made("tent", aetta=0.95, accuracy=x)] for x in (0.95, 0.8)]
+    advice = advise([source, sure], scenes)
+    assert not advice.certain
+    assert "on source images such a lead was off by as much" in advice.reasons[0]
+    assert advise([source, tent]).certain
+    lame = made("lame", aetta=None, gde=0.9, confidence=0.3)
+    assert not advise([source, lame]).certain  # nobody knows how good it is
+    assert advise([source, made("tent", aetta=0.9, classes=3.0)]).certain  # it has collapsed
+    assert advise([source]).certain
 
 
 def test_leads_are_calibrated_by_what_they_were_worth_in_each_scene() -> None:

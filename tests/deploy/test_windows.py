@@ -192,6 +192,11 @@ def test_networks_that_are_not_for_windows_are_refused_before_anything_is_writte
     flat = nn.Sequential(nn.Conv2d(3, 3, 1))
     with pytest.raises(ValueError, match=r"a 3-D network sees windows \(N, 1, 8, 6, 4\)"):
         segment(setup(model=flat), scans, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"the network is 2-D, .*: leave --volumes out, and it sees slices") as refused:
+        segment(setup(model=flat), scans, tmp_path / "out")
+    assert "--window" not in str(refused.value)
+    with pytest.raises(ValueError, match="choose another --window"):
+        segment(setup(model=nn.Conv3d(1, 3, 9)), scans, tmp_path / "out")
     with pytest.raises(ValueError, match=r"windows of \(8, 6, 4\) voxels with \(4, 3, 2\)"):
         segment(setup(model=nn.Conv3d(1, 2, 2, stride=2)), scans, tmp_path / "out")
     with pytest.raises(ValueError, match="--volumes if it is 3-D"):

@@ -17,6 +17,7 @@ import torch
 from trueup.bench.records import FILE, Record, finished, writing
 from trueup.bench.settings import Run, Sweep, make_sweep
 from trueup.bench.work import Job, Site, failure, perform
+from trueup.data.datasets import open_dataset
 from trueup.data.survey import survey
 from trueup.source.checkpoints import Store
 
@@ -53,8 +54,10 @@ def plan(
     folder = Path(folder)
     store = Store(Path(checkpoints) if checkpoints else folder / CHECKPOINTS)
     runs, done = sweep.runs(), finished(folder / FILE)
-    datasets = {name: sweep.open(name) for name in sweep.dataset}
-    survey(datasets.values())
+    # A checkpoint may know how pictures are read; the first look is at what the runs will see.
+    seen = dict.fromkeys((run.dataset, run.source.reading) for run in runs)
+    views = {(name, reading): open_dataset(name, sweep.root_of(name), reading) for name, reading in seen}
+    survey(views.values())
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
     for run in runs:
@@ -64,7 +67,7 @@ def plan(
             store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device, tuple(sweep.plugin),
             folder / TRACES,
         )  # fmt: skip
-        recipe = run.recipe(datasets[run.dataset])
+        recipe = run.recipe(views[run.dataset, run.source.reading])
         if recipe is not None and not store.has(recipe):
             trainings[recipe.digest()] = Job(site, recipe, dataset=run.dataset)
         # All but the method: these runs see the same images in the same order.

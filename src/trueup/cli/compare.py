@@ -54,7 +54,8 @@ HELP = """Try several methods on your own model and unlabelled images, and recom
 It estimates each accuracy without labels, as a range, or says that it cannot be estimated on this data: where the
 estimates disagree, or adapted models seldom agree with the source. With --source, it runs the same on labelled
 source images, clean and corrupted, and calibrates the range by how far estimates were off there. It recommends a
-method only if its lead is more than two standard errors; otherwise it says that there are too few images.
+method only if its lead is more than two standard errors; otherwise it says that there are too few images. Where
+nothing can be told it gives no advice, and you keep what you have.
 
 Folders that are the model's classes count as labels; if its classes have no names here, as many folders as it has
 classes do, in the order of their names. Then the accuracy is shown and decides.
@@ -63,7 +64,7 @@ Example: trueup compare --model model.safetensors --data photos
 
 --json prints an object: images, unreadable, said, methods (for each its name, range, why there is none, accuracy if
 there are labels, aetta, gde, confidence, agreement, all as shares of 1, entropy, classes, seconds), scenes (the same on
-source images), take (names) and reasons."""
+source images), take (names; the source if nothing can be told), certain (false if so) and reasons."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,7 @@ def tell_json(findings: list[Finding], scenes: dict[str, list[Finding]], *, brok
         "methods": [_plain(f) | {"range": e.range, "why": e.why} for f, e in zip(findings, found, strict=True)],
         "scenes": {name: [_plain(f) for f in scene] for name, scene in scenes.items()},
         "take": advice.take,
+        "certain": advice.certain,
         "reasons": advice.reasons,
     }
     typer.echo(json.dumps(result, indent=2))
@@ -286,7 +288,8 @@ def tell(findings: list[Finding], scenes: dict[str, list[Finding]], *, broken: i
     console.print(_table(findings, found, "estimate %" if scenes else "guess %"))
     if broken:
         console.print(f"{broken} images could not be read and are left out", style="red")
-    console.print("\ntake " + " or ".join(f"[bold]{escape(name)}[/]" for name in advice.take))
+    names = " or ".join(f"[bold]{escape(name)}[/]" for name in advice.take)
+    console.print(f"\ntake {names}" if advice.certain else f"\nno advice: keep what you have ({names})")
     for reason in advice.reasons:
         console.print(f"• {reason}", markup=False)
     how = f"calibrated on {len(streams[0][0].answers)} source images, {', '.join(scenes)}" if scenes else GUESS

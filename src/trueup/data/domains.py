@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.corruptions import CORRUPTIONS, corrupt
-from trueup.data.pictures import AS_STORED, Reading
+from trueup.data.pictures import AS_STORED, Reading, UnknownRangeError
 from trueup.data.pictures import BrokenImageError as BrokenImageError
 from trueup.data.pictures import Image as Image
 from trueup.data.pictures import decode as decode
@@ -58,7 +58,10 @@ class FileDomain:
 
     def image(self, i: int, size: int | None = None) -> Image:
         """Decode file i as RGB."""
-        return decode(self.root / self.files[i], size, self.reading)
+        try:
+            return decode(self.root / self.files[i], size, self.reading)
+        except UnknownRangeError as error:
+            raise error.called(self.files[i]) from None
 
     def label_of(self, i: int) -> str:
         """The file's name below the root."""

@@ -39,7 +39,11 @@ class UnknownRangeError(ValueError):
 
     def __init__(self, name: str, reason: str, way_out: str) -> None:
         super().__init__(f"{name}: {reason}; {way_out}")
-        self.name, self.reason = name, reason
+        self.name, self.reason, self.way_out = name, reason, way_out
+
+    def called(self, name: str) -> UnknownRangeError:
+        """Return the same of a picture by another name, such as its path within a dataset."""
+        return UnknownRangeError(name, self.reason, self.way_out)
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,11 @@ def is_deep(file: Any) -> bool:
 
 
 def _is_deep_colour(file: Any) -> bool:
-    return bool(file.tile) and ";16" in _raw_mode(file.tile[0]) and not file.mode.startswith("I")
+    if file.mode.startswith("I") or file.mode == "F":
+        return False
+    if file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8:  # the tiles of separate planes do not say it
+        return True
+    return bool(file.tile) and ";16" in _raw_mode(file.tile[0])
 
 
 def _raw_mode(tile: Any) -> str:

@@ -22,6 +22,7 @@ SHOWN = 5  # names in one line
 KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 UNREADABLE = "cannot be read"
 BACK = "a link back into what is scanned already"
+TWICE = "scanned already, by way of a link"
 Entry = os.DirEntry[str]
 
 _told: set[str] = set()
@@ -50,12 +51,17 @@ class Scan:
 
     def walk(self, folder: Path | None = None, leave: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
         """Yield all files below a folder in the order of their names; `leave` says which folders to leave alone."""
-        for entry, is_folder in self._entries(folder or self.root):
+        yield from self._walk(folder or self.root, leave, (self._scanned[0],))
+
+    def _walk(self, folder: Path, leave: Callable[[Path], bool], above: tuple[Path, ...]) -> Iterator[Path]:
+        """The files below a folder; `above` are the root, and where the links lead by which the folder was reached."""
+        for entry, is_folder in self._entries(folder):
             path = Path(entry.path)
             if not is_folder:
                 yield path
-            elif not leave(path) and self._enters(entry):
-                yield from self.walk(path, leave)
+            elif not leave(path) and self._enters(entry, above):
+                linked = (Path(os.path.realpath(path)),) if entry.is_symlink() else ()
+                yield from self._walk(path, leave, (*above, *linked))
 
     def _entries(self, folder: Path) -> list[tuple[Entry, bool]]:
         """What is usable in a folder, sorted by name, and whether it is a folder."""
@@ -81,12 +87,18 @@ class Scan:
                 self._skip(entry, _why(error))
         return usable
 
-    def _enters(self, entry: Entry) -> bool:
+    def _enters(self, entry: Entry, above: tuple[Path, ...]) -> bool:
         """Whether to scan a folder; each is scanned once, however many links lead to it."""
-        if not entry.is_symlink():
-            return True
         target = Path(os.path.realpath(entry.path))
-        if any(target.is_relative_to(known) or known.is_relative_to(target) for known in self._scanned):
+        if not entry.is_symlink():
+            if target in self._scanned:  # a link led here before one led to a folder above
+                self._skip(entry, TWICE)
+                return False
+            return True
+        # A link to a folder above what is being scanned would never end; one above what has been scanned has more.
+        if any(target.is_relative_to(known) for known in self._scanned) or any(
+            known.is_relative_to(target) for known in above
+        ):
             self._skip(entry, BACK)
             return False
         self._scanned.append(target)

@@ -12,7 +12,7 @@ import numpy as np
 
 from trueup.data.datasets import Dataset
 from trueup.data.domains import FileDomain
-from trueup.data.pictures import BrokenImageError, is_deep, opened, read_picture
+from trueup.data.pictures import BrokenImageError, UnknownRangeError, is_deep, opened, read_picture
 from trueup.data.scanning import log_skipped
 
 log = logging.getLogger("trueup")
@@ -45,7 +45,10 @@ def look(domain: FileDomain, i: int) -> Seen:
     clipped = 0.0
     if deep:
         picture = read_picture(path)
-        low, high = picture.limits(domain.reading.range)
+        try:
+            low, high = picture.limits(domain.reading.range)
+        except UnknownRangeError as error:
+            raise error.called(domain.files[i]) from None
         values = picture.colours()
         clipped = float(np.mean((values < low) | (values > high)))
     return Seen(width, height, clipped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -15,9 +15,11 @@ FEWER = 0.65  # of the source's classes in use, below which a method counts as c
 STRANGE = 0.2  # agreement with the source below which something is wrong with one of the two
 AT_SEA = 0.5  # agreement with the usual method below which the source is at sea
 APART = 0.15  # between estimates of one accuracy, above which they disagree
+FAR = 0.05  # lead that a method must be known not to have, for the source to be as good
 WIDE = 0.4  # width of a range above which it says nothing
 WAY_OUT = "to find out, sort some images into one folder per class: then the accuracy itself is measured"
 SOURCE_HELPS = "labelled source images (--source) show what the estimates are worth"
+NO_KIND = "no estimate that both have"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Advice:
 
     take: tuple[str, ...]
     reasons: tuple[str, ...]
+    certain: bool = True
+    """False if nothing can be told: then it is no advice, and the source is kept for want of a reason to change."""
 
 
 def estimate(findings: Findings, scenes: Sequence[Findings] = ()) -> list[Estimate]:
@@ -109,10 +113,16 @@ def estimate(findings: Findings, scenes: Sequence[Findings] = ()) -> list[Estima
     all right answer alike. No method has a range if the source has none, or if that agreement is less than AT_SEA.
     """
     found = [_range(findings, scenes, k) for k in range(len(findings))]
-    lost, peer = found[0].why, _peer(findings)
-    if peer is not None and peer.value < AT_SEA:
-        lost = f"adapted models agree with the source on {peer.value:.0%} of the images, so one side is mostly wrong"
+    lost = _at_sea(findings) or found[0].why
     return [Estimate(None, lost)] * len(found) if lost else found
+
+
+def _at_sea(findings: Findings) -> str:
+    """Say that adapted models seldom agree with the source, if so."""
+    peer = _peer(findings)
+    if peer is not None and peer.value < AT_SEA:
+        return f"adapted models agree with the source on {peer.value:.0%} of the images, so one side is mostly wrong"
+    return ""
 
 
 def _range(findings: Findings, scenes: Sequence[Findings], k: int) -> Estimate:
@@ -210,15 +220,18 @@ def advise(findings: Findings, scenes: Sequence[Findings] = ()) -> Advice:
         return Advice((source.name,), ("no other method was tried", *lost))
     if source.accuracy is not None:
         best = _choose(findings, (), range(1, len(findings)), "accuracy")
-        return Advice(best.take, (*best.reasons, *lost))
+        return replace(best, reasons=(*best.reasons, *lost))
     if found[0].range is None:
-        return Advice((source.name,), (*lost, *([] if scenes else [SOURCE_HELPS]), WAY_OUT))
+        # No calibration makes up for a source that adapted models seldom agree with.
+        hints = [WAY_OUT] if scenes or _at_sea(findings) else [SOURCE_HELPS, WAY_OUT]
+        return Advice((source.name,), (*lost, *hints), certain=False)
     refused = {f.name: told for f in others if (told := _collapse(f, source))}
     fit = [k for k, f in enumerate(findings) if k and found[k].range and f.name not in refused]
     if not fit:
-        return Advice((source.name,), ("no other method can be recommended", *lost, *refused.values()))
+        reasons = ("no other method can be recommended", *lost, *refused.values())
+        return Advice((source.name,), reasons, certain=len(refused) == len(others))
     best = _choose(findings, scenes, fit, None)
-    return Advice(best.take, (*best.reasons, *lost, *refused.values()))
+    return replace(best, reasons=(*best.reasons, *lost, *refused.values()))
 
 
 def _lost(findings: Findings, found: Sequence[Estimate]) -> list[str]:
@@ -261,7 +274,7 @@ def lead(findings: Findings, scenes: Sequence[Findings], i: int, j: int, kind: s
         first, second = calibrate(one, _mean([a for a, _ in both])), calibrate(two, _mean([b for _, b in both]))
         value = first.value - second.value
         return Lead(name, value, Z * standard_error(first, second), value - min(each))
-    return Lead("no estimate that both have", 0.0, 1.0, 0.0)
+    return Lead(NO_KIND, 0.0, 1.0, 0.0)
 
 
 def _score(finding: Finding, kind: str) -> Score | None:
@@ -276,14 +289,14 @@ def _choose(findings: Findings, scenes: Sequence[Findings], fit: Sequence[int], 
     best, ahead = findings[top], leads[top]
     told = f"{100 * ahead.value:.1f} ± {100 * ahead.doubt:.1f} points by {ahead.kind}"
     if ahead.value < LEAD:
-        return Advice((source.name,), (f"no other method is ahead of it by a point: {best.name} is by {told}",))
+        return _keep(source, best, ahead, told)
     if ahead.value <= ahead.doubt:
         needed = math.ceil(len(best.answers) * (ahead.doubt / ahead.value) ** 2)
         more = f"too few images: {best.name} is ahead of it by {told}; some {needed} images would tell"
-        return Advice((source.name,), (more,))
+        return Advice((source.name,), (more,), certain=False)
     if not ahead.certain:
         wrong = f"{best.name} is ahead of it by {told}, but on source images such a lead was off by as much"
-        return Advice((source.name,), (wrong,))
+        return Advice((source.name,), (wrong,), certain=False)
     ties = [k for k in fit if leads[k].certain and k != top and not lead(findings, scenes, top, k, kind).certain]
     reasons = [
         f"{best.name} is ahead of the source by {told}",
@@ -294,3 +307,16 @@ def _choose(findings: Findings, scenes: Sequence[Findings], fit: Sequence[int], 
         names = ", ".join(findings[k].name for k in ties)
         reasons.append(f"{len(best.answers)} images cannot tell it from {names}")
     return Advice((best.name, *(findings[k].name for k in ties)), tuple(reasons))
+
+
+def _keep(source: Finding, best: Finding, ahead: Lead, told: str) -> Advice:
+    """Advise the source where no method seems to be ahead, if that is certain to within FAR."""
+    if ahead.kind == NO_KIND:
+        return Advice((source.name,), (f"{best.name} cannot be compared with it: there is {NO_KIND}",), certain=False)
+    most = ahead.value + ahead.doubt
+    if most < FAR:
+        bound = "a point" if most < LEAD else f"{100 * FAR:.0f} points"
+        return Advice((source.name,), (f"no other method is ahead of it by {bound}: {best.name} is by {told}",))
+    needed = math.ceil(len(best.answers) * (ahead.doubt / (FAR - ahead.value)) ** 2)  # so that most < FAR
+    more = f"too few images: {best.name} may be ahead of it, by {told}; some {needed} images would tell"
+    return Advice((source.name,), (more,), certain=False)

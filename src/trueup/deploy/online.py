@@ -244,10 +244,18 @@ def _tried(model: nn.Module, example: Tensor, setup: Setup) -> Any:
     except ValueError as error:
         if setup.window is not None:
             way = f"a 3-D network sees windows (N, 1, {', '.join(map(str, setup.window))}): choose another --window"
+            if _is_flat(model):
+                way = f"the network is 2-D, and {way.partition(':')[0]}: leave --volumes out, and it sees slices"
         else:
             way = "leave --grey out if it takes three channels" if setup.grey else "--grey if it takes one channel"
             way += ", --volumes if it is 3-D"
         raise ValueError(f"{error}; {way}") from error
+
+
+def _is_flat(model: nn.Module) -> bool:
+    """Whether a network has the weights of 2-D convolutions, and none of 3-D ones."""
+    ranks = {weight.ndim for weight in model.parameters()}
+    return 4 in ranks and 5 not in ranks
 
 
 def _work(
