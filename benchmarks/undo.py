@@ -38,7 +38,15 @@ def compared(name: str, model: nn.Module, method: str, x: Tensor, rounds: int) -
     seconds = take_turns(variants, rounds, lambda: x)
     ratios = [a / b for a, b in zip(seconds["with"], seconds["without"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
-    row = {"network": name, "method": method, "batch": len(x), "ratio": middle, "lower": low, "upper": high}
+    row = {
+        "network": name,
+        "method": method,
+        "batch": len(x),
+        "pixels": x.shape[-1],
+        "ratio": middle,
+        "lower": low,
+        "upper": high,
+    }
     print(
         "  ".join(f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
     )
@@ -63,12 +71,14 @@ def lock() -> dict[str, Any]:
 
 
 def main() -> None:
-    rounds, kept = asked_rounds(15)
+    rounds, kept = asked_rounds(9)
     rows = [lock()]
     torch.manual_seed(0)
-    for network, batch, size in (("resnet18", 64, 64), ("resnet50", 32, 112))[: 2 if kept else 1]:
+    cases = [("resnet18", 64, 64, "tent"), ("resnet18", 64, 64, "tsd")]
+    cases += [("resnet18", 64, 224, "tsd"), ("resnet50", 32, 224, "tsd")] if kept else []
+    for network, batch, size, method in cases:
         model, x = torchvision.models.get_model(network, num_classes=100).eval(), torch.randn(batch, 3, size, size)
-        rows += [compared(network, model, method, x, rounds) for method in ("tent", "tsd")]
+        rows.append(compared(network, model, method, x, rounds))
     if kept:
         write("undo", rows)
 

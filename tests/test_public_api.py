@@ -108,5 +108,5 @@ def test_adapt_takes() -> None:
     parameters = inspect.signature(trueup.adapt).parameters
     assert list(parameters) == [
         "model", "method", "preset", "guard", "head", "output", "example", "multilabel", "mean", "std", "seed",
-        "every", "precision", "channels_last", "compile", "memory", "hyper",
+        "precision", "channels_last", "compile", "memory", "hyper",
     ]  # fmt: skip

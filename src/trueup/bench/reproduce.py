@@ -15,6 +15,7 @@ from trueup.bench.records import Entry
 from trueup.bench.settings import Run, Sweep, checked, known
 from trueup.data.cards import CARDS, get_card
 from trueup.data.datasets import Dataset, on_paper, open_dataset
+from trueup.data.pictures import AS_STORED, Reading
 
 METHODS = {
     "ERM": "source", "BN": "bn", "Tent": "tent", "PL": "pl", "SHOT-IM": "shot-im", "T3A": "t3a",
@@ -109,12 +110,12 @@ class Reproduction(Sweep):
     given: dict[str, Any] = Field(default_factory=dict, description="settings that take the place of the recipe's")
     unread: bool = Field(False, description="datasets that are not there are taken as their cards describe them")
 
-    def open(self, dataset: str) -> Dataset:
+    def open(self, dataset: str, reading: Reading | None = None) -> Dataset:
         """A dataset of the recipe, read or on paper."""
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
             return on_paper(dataset)  # which is the thing itself where it is embedded
-        return whole(open_dataset(dataset, root))
+        return whole(open_dataset(dataset, root, reading or AS_STORED))
 
     def datasets(self) -> list[str]:
         """The names of all datasets that it needs."""

@@ -19,6 +19,7 @@ from trueup.bench.specs import Spec, as_list, guarded, numbers, read_specs, type
 from trueup.core.registry import get_method, list_methods, make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.domains import parse_corruption
+from trueup.data.pictures import Reading
 from trueup.data.streams import order
 from trueup.source.checkpoints import digest_of_file, given
 from trueup.source.nets import check_network, network_code
@@ -134,9 +135,10 @@ class Sweep(Settings):
         """The folder of a dataset."""
         return self.root.get(dataset) if isinstance(self.root, dict) else self.root
 
-    def open(self, dataset: str) -> Dataset:
-        """A dataset of the sweep."""
-        return open_dataset(dataset, self.root_of(dataset), training_for(dataset, self.training).reading)
+    def open(self, dataset: str, reading: Reading | None = None) -> Dataset:
+        """A dataset of the sweep; `reading`: how a checkpoint reads pictures, if otherwise than the sweep says."""
+        reading = reading or training_for(dataset, self.training).reading
+        return open_dataset(dataset, self.root_of(dataset), reading)
 
     def file_of(self, run: Run) -> str | None:
         """The file of a run's weights or trained model, if it has one."""

@@ -17,7 +17,6 @@ import torch
 from trueup.bench.records import FILE, Record, finished, writing
 from trueup.bench.settings import Run, Sweep, make_sweep
 from trueup.bench.work import Job, Site, failure, perform
-from trueup.data.datasets import open_dataset
 from trueup.data.survey import survey
 from trueup.source.checkpoints import Store
 
@@ -56,7 +55,7 @@ def plan(
     runs, done = sweep.runs(), finished(folder / FILE)
     # A checkpoint may know how pictures are read; the first look is at what the runs will see.
     seen = dict.fromkeys((run.dataset, run.source.reading) for run in runs)
-    views = {(name, reading): open_dataset(name, sweep.root_of(name), reading) for name, reading in seen}
+    views = {(name, reading): sweep.open(name, reading) for name, reading in seen}
     survey(views.values())
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}

@@ -31,7 +31,6 @@ def adapt(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
     seed: int = 0,
-    every: int | None = None,
     precision: str = "float32",
     channels_last: bool | str | None = None,
     compile: bool = False,  # noqa: A002  (what torch calls it)
@@ -49,13 +48,13 @@ def adapt(
     multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
     mean, std: how images were normalised, for methods that look at views of them; without, no view is clipped.
     seed: of the adapter's own random stream.
-    every: adapt on every so many batches only, and predict the others; `rotta` and `note` have an `every` of their own.
+    every: adapt on every so many batches only; `rotta`, `note` and `rdumb` have an `every` of their own.
     precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster here.
     channels_last: lay out convolutions with channels last; "auto" measures; None does so with memory="low".
     compile: let torch.compile make a graph of the network when it first runs.
     memory: "low" works out activations again in backward, and keeps features in half precision.
     """
-    every = _adapters_own(every, method, hyper)
+    every = hyper.pop("every", 1) if not _has_every(method) else 1
     method, guard, given = _resolved(method, preset, guard, hyper)
     return Adapter(
         model, method, guard=_usual_guard(method) if guard is True else guard or None, head=head, output=output,
@@ -69,14 +68,9 @@ def _usual_guard(method: Method) -> Guard:
     return Guard(rules=(Shift(),)) if method.info.name == "source" else Guard()
 
 
-def _adapters_own(every: int | None, method: str | Method, hyper: dict[str, Any]) -> int:
-    """Return the adapter's `every`; a method that has a hyper-parameter of this name gets it instead."""
-    if every is None:
-        return 1
-    if isinstance(method, str) and "every" in {field.name for field in dataclasses.fields(get_method(method))}:
-        hyper["every"] = every
-        return 1
-    return every
+def _has_every(method: str | Method) -> bool:
+    """Return whether `every` is a hyper-parameter of a method given by its name; else it is the adapter's."""
+    return isinstance(method, str) and "every" in {field.name for field in dataclasses.fields(get_method(method))}
 
 
 def _resolved(
