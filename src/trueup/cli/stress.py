@@ -93,7 +93,7 @@ def stress(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a stress test."""
+    """The outcome of a stress test."""
 
     records: int
     tests: list[StressTest]
@@ -164,7 +164,7 @@ def _plain(test: StressTest) -> str:
 
 
 def plan_values(todo: Plan) -> dict[str, Any]:
-    """What each scenario means, how many of its runs are done, and what is to do in all."""
+    """The meaning of each scenario, how many of its runs are done, and all that is left to do."""
     settings = [run.model_dump(mode="json") for run in todo.runs]
     of = [(scenario_of(each), run.digest() in todo.done) for each, run in zip(settings, todo.runs, strict=True)]
     scenarios = []

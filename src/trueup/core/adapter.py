@@ -210,7 +210,7 @@ class Adapter(nn.Module):
 
     @property
     def _learns(self) -> bool:
-        """Whether this batch is learnt from: not while paused, between every k-th batch, or under suspicion."""
+        """True if this batch is learnt from: not while paused, between every k-th batch, or under suspicion."""
         return not (self.paused or self.batches % self.every or (self._watch is not None and self._watch.frozen))
 
     @property

@@ -231,7 +231,7 @@ def _trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Step]]:
 
 
 def _place(values: Tensor) -> Place:
-    """Where values are, and how often they were written to there: `out += skip` is another result."""
+    """Return the address of values and the number of writes to it: `out += skip` is another result."""
     return values.data_ptr(), values._version
 
 

@@ -40,11 +40,11 @@ class Info:
     images: bool = False
     """Whether it keeps images of users."""
     lost: str = ""
-    """What its answers have beyond the weights and statistics of the model, so that `unwrap()` loses it."""
+    """The part of its answers that lies beyond the weights and statistics of the model: `unwrap()` loses it."""
     settings: str = ""
     """Published settings for CIFAR and ImageNet where they differ from the defaults, each with its repository."""
     features: bool = False
-    """Whether it keeps features of single images or pixels, from which images can be recovered in part."""
+    """True if it keeps features of single images or pixels, from which images can be recovered in part."""
     works: str = ""
     """When it helps, in a sentence or two."""
     breaks: str = ""
@@ -128,8 +128,8 @@ class GradientMethod(Method):
     lr: float = 1e-4
     """Learning rate."""
     params: Params = "all"
-    """What is updated: "none", "norm", "head", "backbone", "trainable" (what requires grad in your model), "all"
-    (whether it requires grad or not), a regular expression, or a function of the name."""
+    """The parameters to update: "none", "norm", "head", "backbone", "trainable" (those that require grad in your
+    model), "all" (whether they require grad or not), a regular expression, or a function of the name."""
     steps: int = 1
     """Gradient steps per batch; the batch is remembered once and answered from the first pass."""
 

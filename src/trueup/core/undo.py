@@ -30,7 +30,7 @@ class CallLock:
 
     @property
     def taken(self) -> bool:
-        """Whether this thread holds it, in a call around this one."""
+        """True if this thread holds it, in a call around this one."""
         return bool(self.held._is_owned())  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -245,7 +245,7 @@ def _networks(adapter: Adapter) -> list[SplitModel]:
 
 
 def _behaviour(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any], Any]:
-    """What a run attaches to a module for a while: hooks, another forward."""
+    """Return what a run attaches to a module for a while: hooks, another forward."""
     return dict(module._forward_hooks), dict(module._forward_pre_hooks), vars(module).get("forward")
 
 

@@ -217,7 +217,7 @@ class Watch:
         return bool(m["state"] != "healthy" or (regular and not self._alone))
 
     def _measures(self, adapter: Adapter) -> bool:
-        """Whether moments of features are looked at: not in a graph, nor in the first batch, which is run on copies."""
+        """True if moments of features are measured: not in a graph, nor in the first batch, which is run on copies."""
         m, alarm = self.marks, self._alarm is not None and not adapter.net.engine.compile
         return alarm and m["images"] > 0 and (m["images"] < self.guard.window or m["batches"] % 2 == 1)
 

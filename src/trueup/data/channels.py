@@ -23,7 +23,7 @@ LUMA = (19595, 38470, 7471)  # of 65536: red, green and blue in grey, as Pillow 
 
 @dataclass(frozen=True)
 class Channels:
-    """What a network sees of a pixel: (value - mean) / std of each channel, of values from 0 to 1."""
+    """The channels of a pixel as a network sees them: (value - mean) / std of each, of values from 0 to 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

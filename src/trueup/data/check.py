@@ -40,7 +40,7 @@ class Report:
     others: list[str] = field(default_factory=list)
     """Files that are no images; they are left out and do no harm."""
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing and need not be wrong."""
+    """Remarks that are worth knowing and need not be faults."""
 
     @property
     def images(self) -> int:
@@ -201,7 +201,7 @@ def _decode(report: Report, root: Path, reading: Reading, progress: Progress) ->
 
 
 def _look(domain: FileDomain, i: int) -> Seen | BrokenImageError | UnknownRangeError:
-    """What a picture is like, or what is wrong with it."""
+    """Describe a picture, or say what is wrong with it."""
     try:
         seen = look(domain, i)
         decode(domain.root / domain.files[i], reading=domain.reading)

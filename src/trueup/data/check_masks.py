@@ -64,7 +64,7 @@ class MaskReport:
     others: list[str] = field(default_factory=list)
     """Files that are neither images nor masks; they are left out and do no harm."""
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing and need not be wrong."""
+    """Remarks that are worth knowing and need not be faults."""
     found: dict[str, Found] = field(default_factory=dict, repr=False)
     """The cases themselves, by domain."""
 

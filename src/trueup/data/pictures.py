@@ -81,11 +81,11 @@ class Picture:
     values: NDArray[Any]
     """(H, W) or (H, W, channels), in the depth that the file has; of a palette its numbers."""
     deep: bool
-    """Whether it has more than 8 bits per channel."""
+    """True if it has more than 8 bits per channel."""
     declared: Range | None
     """The values that are black and white, if the file says it."""
     inverted: bool
-    """Whether its lowest value is white."""
+    """True if its lowest value is white."""
 
     def colours(self) -> NDArray[Any]:
         """The values without transparency."""
@@ -193,7 +193,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def is_deep(file: Any) -> bool:
-    """Whether an open picture has more than 8 bits per channel; Pillow reads colours of 16 bits as 8."""
+    """Return True if an open picture has more than 8 bits per channel; Pillow reads colours of 16 bits as 8."""
     return file.mode in ("I", "F") or file.mode.startswith("I;16") or _is_deep_colour(file)
 
 

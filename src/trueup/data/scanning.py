@@ -34,7 +34,7 @@ class Scan:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.skipped: dict[str, str] = {}
-        """What was left out, by its path below the root, and why."""
+        """The entries that were left out, by their paths below the root, and why."""
         self._scanned = [Path(os.path.realpath(root))]
 
     def inside(self, folder: Path) -> tuple[list[Entry], list[Entry]]:
@@ -64,7 +64,7 @@ class Scan:
                 yield from self._walk(path, leave, (*above, *linked))
 
     def _entries(self, folder: Path) -> list[tuple[Entry, bool]]:
-        """What is usable in a folder, sorted by name, and whether it is a folder."""
+        """List the usable entries of a folder, sorted by name, and say which are folders."""
         try:
             with os.scandir(folder) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
@@ -88,7 +88,7 @@ class Scan:
         return usable
 
     def _enters(self, entry: Entry, above: tuple[Path, ...]) -> bool:
-        """Whether to scan a folder; each is scanned once, however many links lead to it."""
+        """Return True if a folder is to be scanned; each is scanned once, however many links lead to it."""
         target = Path(os.path.realpath(entry.path))
         if not entry.is_symlink():
             if target in self._scanned:  # a link led here before one led to a folder above

@@ -23,7 +23,7 @@ _told: set[str] = set()
 
 @dataclass(frozen=True)
 class Seen:
-    """What a picture is like."""
+    """The properties of a picture."""
 
     width: int
     height: int
@@ -32,7 +32,7 @@ class Seen:
 
     @property
     def squashed(self) -> bool:
-        """Whether its sides differ, by more than a pixel's worth of rounding."""
+        """True if its sides differ by more than a pixel's worth of rounding."""
         return abs(self.width - self.height) > 1
 
 

@@ -66,7 +66,7 @@ class Finding:
     gde: Score | None
     """Estimate by generalised disagreement, for any answer; None where the model has no head."""
     accuracy: Score | None
-    """Where there are labels."""
+    """Known if there are labels."""
     seconds: float
 
     @property
@@ -258,7 +258,7 @@ class Lead:
 
     @property
     def certain(self) -> bool:
-        """Whether it is more than what it may be off by."""
+        """True if it is more than what it may be off by."""
         return self.value - self.off - self.doubt > 0
 
 

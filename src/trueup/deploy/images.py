@@ -76,12 +76,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Rest:
-    """What lies beside the images in a folder and below."""
+    """Files beside the images in a folder and below."""
 
     others: list[str]
     """Files that are no images."""
     skipped: dict[str, str]
-    """What is neither a folder nor a regular file, or leads back, and why it was left out."""
+    """Entries that are neither a folder nor a regular file, or lead back, and why they were left out."""
     broken: dict[str, str]
     """Images and folders that cannot be read, and why."""
 

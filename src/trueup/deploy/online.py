@@ -68,7 +68,7 @@ class Setup:
     range: Range | None = None
     """The values that are black and white in pictures of more than 8 bits; None windows grey ones by percentiles."""
     grey: bool = False
-    """Whether the network takes one channel."""
+    """True if the network takes one channel."""
     window: Window | None = None
     """Of a 3-D network, what it sees at a time of a volume: voxels towards the patient's right, front and head.
 
@@ -85,7 +85,7 @@ class Setup:
 
     @property
     def channels(self) -> Channels:
-        """What the network sees of a pixel."""
+        """The channels of a pixel as the network sees them."""
         return make_channels(self.normalization, self.grey or self.window is not None)
 
     @property
@@ -253,7 +253,7 @@ def _tried(model: nn.Module, example: Tensor, setup: Setup) -> Any:
 
 
 def _is_flat(model: nn.Module) -> bool:
-    """Whether a network has the weights of 2-D convolutions, and none of 3-D ones."""
+    """Return True if a network has the weights of 2-D convolutions, and none of 3-D ones."""
     ranks = {weight.ndim for weight in model.parameters()}
     return 4 in ranks and 5 not in ranks
 

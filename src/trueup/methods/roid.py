@@ -31,7 +31,7 @@ class Roid(GradientMethod):
     keep: float = 0.99
     """After each step, the part of the weights that stays; the rest is the source's."""
     prior: str = "logits"
-    """What the batch's class prior multiplies in the answers: "logits", as in the authors' code, on which the paper's
+    """The values that the batch's class prior multiplies: "logits", as in the authors' code, on which the paper's
     results rest; "probabilities", as Bayes' rule has it; "none", for no correction."""
 
     info = Info(

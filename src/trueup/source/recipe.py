@@ -69,7 +69,7 @@ class Training(Settings):
 
     @property
     def channels(self) -> Channels:
-        """What the network sees of a pixel."""
+        """The channels of a pixel as the network sees them."""
         return make_channels(self.normalize, self.grey)
 
     @property
@@ -102,7 +102,7 @@ class Given(Settings):
 
     @property
     def channels(self) -> Channels:
-        """What the network sees of a pixel."""
+        """The channels of a pixel as the network sees them."""
         return make_channels(self.normalize, self.grey)
 
     @property

@@ -30,7 +30,7 @@ class Tree:
     unknown: list[str] = field(default_factory=list)
     """Folders beside the domains that are none of the card's."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """What is neither a folder nor a file that can be read, and why."""
+    """Entries that are neither a folder nor a file that can be read, and why."""
     reading: Reading = AS_STORED
 
     @property
@@ -87,7 +87,7 @@ def _plain(name: str) -> str:
 
 
 def _is_list(name: str, folder: str) -> bool:
-    """Whether a file is a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt.
+    """Return True if a file is a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt.
 
     It has the domain's name, or starts with it and an underscore, whatever the case and blanks.
     """
