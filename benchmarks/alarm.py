@@ -17,9 +17,9 @@ from measure import write
 from torch import Tensor, nn
 
 import trueup
-from trueup.bench.protocol import make_stream
 from trueup.bench.settings import make_sweep
-from trueup.data.loading import Loader, Place
+from trueup.bench.stream_runner import make_stream
+from trueup.data.loading import ConcatDomains, Loader
 from trueup.source.checkpoints import Store
 from trueup.source.train import train
 
@@ -28,7 +28,7 @@ DATASET = "digits-c"
 
 def batches(dataset: Any, domain: str) -> Iterator[tuple[Tensor, Tensor]]:
     """One pass over a domain in batches of 64."""
-    place = Place([dataset.domain(domain)])
+    place = ConcatDomains([dataset.domain(domain)])
     stream = make_stream(place, "iid", {}, seed=0, batch=64, limit=None, reset=False, repeat=1)
     for x, at in Loader(place, 32, "half", keep=True).batches(stream):
         yield x, torch.as_tensor(place.labels[at])

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from measure import milliseconds, quartiles, take_turns, write
 from torch import Tensor
 
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 
 BATCH, M, K = 128, 100, 3
 SIZES = [(7, 512), (65, 512), (345, 2048), (1000, 2048)]

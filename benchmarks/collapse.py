@@ -20,9 +20,9 @@ from measure import write
 from torch import Tensor, nn
 
 import trueup
-from trueup.bench.protocol import make_stream
 from trueup.bench.settings import make_sweep
-from trueup.data.loading import Loader, Place
+from trueup.bench.stream_runner import make_stream
+from trueup.data.loading import ConcatDomains, Loader
 from trueup.source.checkpoints import Store
 from trueup.source.train import train
 
@@ -47,7 +47,7 @@ class Digits:
         return self.store.load(recipe)[0]
 
     def stream(self, target: str, seed: int, name: str, batch: int, repeat: int = 1) -> Iterator[Batch]:
-        place = Place([self.dataset.domain(target)])
+        place = ConcatDomains([self.dataset.domain(target)])
         stream = make_stream(
             place, name, {}, seed=seed, batch=batch, limit=None, reset=False, repeat=repeat
         )  # fmt: skip

@@ -18,7 +18,7 @@ from measure import asked_rounds, milliseconds, quartiles, take_turns, write
 from torch import Tensor, nn
 
 import trueup
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 
 DIM, ROUNDS = 512, 7
 CLASSES, SIZES, BATCHES = (7, 65, 345, 1000), (20, 100, 500), (16, 64, 256)

@@ -17,8 +17,8 @@ import torchvision
 from measure import write
 
 import trueup
-from trueup.core import watch as module
-from trueup.core.anchor import source_logits
+from trueup.core.frozen_source import source_logits
+from trueup.guard import monitor as module
 
 CASES = [("tent", "norm"), ("tsd", "all")]
 

@@ -15,7 +15,7 @@ from measure import milliseconds, quartiles, take_turns, write
 from PIL import Image
 
 from trueup.data.domains import FileDomain
-from trueup.data.loading import Loader, Place
+from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.streams import batches
 
 
@@ -40,7 +40,7 @@ def bare(folder: Path, names: list[str], to: int, _: None) -> None:
 def ours(folder: Path, names: list[str], to: int, threads: int, _: None) -> None:
     """A pass over the same files as a benchmark makes it."""
     domain = FileDomain("files", folder, names, np.zeros(len(names), dtype=np.int64))
-    loader = Loader(Place([domain]), to, threads=threads)
+    loader = Loader(ConcatDomains([domain]), to, threads=threads)
     assert sum(len(x) for x, _ in loader.batches(list(batches(np.arange(len(names)), 64)))) == len(names)
 
 

@@ -17,7 +17,7 @@ from step import M, fill
 from torch.utils.flop_counter import FlopCounterMode
 
 import trueup
-from trueup.core.params import select
+from trueup.model.params import select_parameters
 
 BATCH, ROUNDS = 16, 11
 GOALS = {"norm": 0.75, "layer[34]": 0.78, "layer4": 0.55}
@@ -27,7 +27,7 @@ def work(params: str) -> int:
     """Operations of a forward and backward that updates these, by shapes alone."""
     with torch.device("meta"):
         model, x = torchvision.models.resnet50(weights=None).requires_grad_(False), torch.empty(2, 3, 224, 224)
-    for p in select(model, params, "fc").values():
+    for p in select_parameters(model, params, "fc").values():
         p.requires_grad_(True)
     with FlopCounterMode(display=False) as counter:
         model(x).sum().backward()

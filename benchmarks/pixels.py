@@ -15,8 +15,8 @@ from measure import bare_step, milliseconds, quartiles, take_turns, write
 from torch import Tensor, nn
 
 import trueup
-from trueup.ring import Ring
-from trueup.source.nets import build
+from trueup.memory.pixel_bank import PixelBank
+from trueup.source.networks import build
 
 CASES = [
     ("smp:deeplabv3plus/mobilenet_v2", False),
@@ -51,7 +51,7 @@ def measure(name: str, multilabel: bool, batch: int, size: int, rounds: int) -> 
 
 def fill(adapter: trueup.Adapter) -> None:
     """Entries of every class, as many as the bank holds."""
-    for ring in [m for m in adapter.state.modules() if isinstance(m, Ring)]:
+    for ring in [m for m in adapter.state.modules() if isinstance(m, PixelBank)]:
         classes, capacity, dim = ring.features.shape
         for k in range(classes):
             probs = torch.rand(capacity, classes).softmax(dim=1)

@@ -18,8 +18,8 @@ from bank import BATCH, Batch, K, M
 from measure import asked_rounds, milliseconds, quartiles, take_turns, write
 from torch import Tensor
 
-from trueup.memory import Bank
-from trueup.search import CANDIDATES
+from trueup.memory.bank import Bank
+from trueup.memory.nearest import CANDIDATES
 
 CLASSES, DIM, ROUNDS = 1000, 2048, 11
 KINDS = ("centres", "common", "directions", "classes")

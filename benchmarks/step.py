@@ -16,7 +16,7 @@ from measure import bare_step, milliseconds, quartiles, take_turns, write
 from torch import Tensor
 
 import trueup
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 
 CLASSES, M = 1000, 100
 CASES = [("resnet18", 64), ("resnet50", 32)]

@@ -19,7 +19,7 @@ import torch
 from bank import BATCH, Batch, K, M, Stream, filled
 from measure import milliseconds, quartiles, seconds, write
 
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 
 CLASSES, DIM, BATCHES = 345, 512, 1000
 TENTH, AROUND, REPEATS = 10, 9, 7  # batches around the tenth, compared so many times

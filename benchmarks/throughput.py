@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.losses import entropy, kl_divergence
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 
 # Network, batch, rounds, and what of it is late.
 CASES = [

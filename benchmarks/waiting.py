@@ -22,7 +22,7 @@ from torch import Tensor
 
 import trueup
 from trueup.data.domains import FileDomain
-from trueup.data.loading import Loader, Place
+from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.streams import batches
 
 
@@ -51,7 +51,7 @@ def main() -> None:
             domain = FileDomain("files", Path(folder), names, np.zeros(count, dtype=np.int64))
             adapter = trueup.adapt(torchvision.models.resnet18(weights=None), "tsd")
             stream = list(batches(np.arange(count), batch))
-            loader = Loader(Place([domain]), to)
+            loader = Loader(ConcatDomains([domain]), to)
             ready = list(loader.batches(stream))
             alone, _ = run(adapter, ready)
             adapter.reset()

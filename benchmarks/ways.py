@@ -16,7 +16,7 @@ import torchvision
 from measure import asked_rounds, milliseconds, quartiles, take_turns, write
 
 import trueup
-from trueup.core.params import select
+from trueup.model.params import select_parameters
 
 ROUNDS = 9
 ENGINES: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ def optimizers(params: str, rounds: int) -> list[dict[str, Any]]:
     steps: dict[str, Any] = {}
     for name in ("fused", "foreach"):
         with torch.random.fork_rng():
-            chosen = list(select(torchvision.models.resnet50(weights=None), params, "fc").values())
+            chosen = list(select_parameters(torchvision.models.resnet50(weights=None), params, "fc").values())
         for p in chosen:
             p.grad = torch.randn_like(p)
         optimizer = torch.optim.Adam(chosen, lr=1e-4, fused=name == "fused", foreach=name == "foreach")

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import trueup
-from trueup.bench.overlap import dice
+from trueup.bench.mask_metrics import dice
 from trueup.data.datasets import open_dataset
 from trueup.data.slices import SliceDomain
-from trueup.source.nets import build
+from trueup.source.networks import build
 
 SIZE, STEPS, BATCH = 48, 60, 8
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from trueup.deploy import Setup
-from trueup.source.nets import build
+from trueup.source.networks import build
 
 Array = NDArray[Any]
 SIZE = 32

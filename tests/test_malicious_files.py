@@ -25,11 +25,12 @@ from trueup.core import files
 from trueup.data.datasets import cifar, masks
 from trueup.data.domains import decode
 from trueup.data.volumes import read_volume
-from trueup.deploy.images import JOURNAL
-from trueup.deploy.journal import FORMAT, Journal
-from trueup.source import checkpoints, foreign
+from trueup.deploy.folder_images import JOURNAL
+from trueup.deploy.run_log import FORMAT, RunLog
+from trueup.source import checkpoints
+from trueup.source import external_checkpoints as foreign
 from trueup.source import train as training
-from trueup.source.nets import build
+from trueup.source.networks import build
 from trueup.source.recipe import Recipe, Training
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, frozen
@@ -145,14 +146,14 @@ def write_journal(folder: Path, content: bytes) -> Path:
 
 
 def read_journal(path: Path) -> Any:
-    return Journal(write_journal(path.parent / "out", path.read_bytes()), SETTINGS, fresh=False)
+    return RunLog(write_journal(path.parent / "out", path.read_bytes()), SETTINGS, fresh=False)
 
 
 def read_journal_state(path: Path) -> Any:
     content = {"format": FORMAT, "settings": SETTINGS, "state": "state-1.safetensors", "saves": 1, "done": {}}
     out = write_journal(path.parent / "out", json.dumps(content).encode())
     (out / JOURNAL).with_name("state-1.safetensors").write_bytes(path.read_bytes())
-    Journal(out, SETTINGS, fresh=False).load(adapter())
+    RunLog(out, SETTINGS, fresh=False).load(adapter())
 
 
 READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
@@ -388,7 +389,7 @@ def test_a_forged_checkpoint(forgery: str, tmp_path: Path) -> None:
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A checkpoint whose network is a function in the current folder; whoever imports it leaves a trace."""
     monkeypatch.chdir(tmp_path)
-    made = "def make(classes):\n    from trueup.source.nets import build\n    return build('digits-net', classes)\n"
+    made = "def make(classes):\n    from trueup.source.networks import build\n    return build('digits-net', classes)\n"
     Path("planted_network.py").write_text(f"from pathlib import Path\nPath('canary').touch()\n{made}")
     forged = with_recipe(network="planted_network:make")
     Path("x.safetensors").write_bytes(signed(build("digits-net", 3).state_dict(), forged, "source"))
@@ -590,7 +591,7 @@ JOURNALS = {
 def test_a_forged_journal(forgery: str, tmp_path: Path) -> None:
     """Refused when it is read, or when the state that it names is."""
     with pytest.raises(REFUSED):
-        Journal(write_journal(tmp_path, JOURNALS[forgery]), SETTINGS, fresh=False).load(adapter())
+        RunLog(write_journal(tmp_path, JOURNALS[forgery]), SETTINGS, fresh=False).load(adapter())
 
 
 @pytest.mark.parametrize("name", ["../state", "../../state", "{root}/state", "a/b", "..", ".", "a\0b", "x" * 5000])
@@ -602,7 +603,7 @@ def test_a_journal_names_no_file_elsewhere(name: str, state: bytes, tmp_path: Pa
     out = write_journal(tmp_path / "out", journal(state=name.format(root=tmp_path)))
     victim = adapter()
     with pytest.raises(REFUSED, match="--fresh"):
-        Journal(out, SETTINGS, fresh=False).load(victim)
+        RunLog(out, SETTINGS, fresh=False).load(victim)
     assert difference(adapter(), victim) == []
 
 

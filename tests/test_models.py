@@ -12,7 +12,7 @@ import zoo
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.heads import HeadNotFoundError
+from trueup.model.heads import HeadNotFoundError
 
 # Library, name, head, and options that make a large network small; the input is as small as it allows.
 CASES = [

@@ -62,7 +62,7 @@ def test_a_public_file_in_its_place_does_not_stay_public(tmp_path: Path) -> None
     left = tmp_path / f".state.{os.getpid()}.partial"  # of a killed process with the same number
     left.write_bytes(b"left")
     left.chmod(0o644)
-    atomic.put(path, b"new", private=True)
+    atomic.write_atomic(path, b"new", private=True)
     assert (mode(path), path.read_bytes()) == (0o600, b"new")
     assert not left.exists()
 
@@ -86,12 +86,12 @@ def test_the_temporary_file_is_private_before_anything_is_in_it(
     real = os.open
     monkeypatch.setattr(os, "open", created)
     monkeypatch.setattr(os, "fsync", watch)
-    atomic.put(tmp_path / "state", b"secret", private=True)
+    atomic.write_atomic(tmp_path / "state", b"secret", private=True)
     assert seen == [0o600, 0o600]
 
 
 def test_other_files_follow_the_umask(tmp_path: Path) -> None:
-    atomic.put(tmp_path / "mask", b"")
+    atomic.write_atomic(tmp_path / "mask", b"")
     os.umask(0o077)
-    atomic.put(tmp_path / "narrow", b"")
+    atomic.write_atomic(tmp_path / "narrow", b"")
     assert (mode(tmp_path / "mask"), mode(tmp_path / "narrow")) == (0o644, 0o600)

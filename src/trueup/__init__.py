@@ -15,11 +15,11 @@ with _interruptible(_is_command()):
     from trueup import rules
     from trueup.core.adapt import adapt
     from trueup.core.adapter import Adapter
-    from trueup.core.guard import Event, Guard, Health
     from trueup.core.method import GradientMethod, Info, Method
     from trueup.core.registry import get_method, list_methods, register
-    from trueup.core.split import Output, SplitModel
-    from trueup.core.zero_shot import zero_shot
+    from trueup.guard.config import Event, Guard, Health
+    from trueup.model.split_model import Output, SplitModel
+    from trueup.model.zero_shot import zero_shot
 
 __all__ = [
     "Adapter",

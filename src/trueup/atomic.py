@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 
-def put(path: Path, blob: bytes, *, private: bool = False) -> None:
+def write_atomic(path: Path, blob: bytes, *, private: bool = False) -> None:
     """Put a file in its place once it is safe on disk; the old one stays until then.
 
     private: only its owner may read it, from the first byte on; else the user's umask decides.

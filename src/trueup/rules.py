@@ -1,8 +1,21 @@
 """Rules for guards: ours, published ones, and the base of your own."""
 
-from trueup.core.published import PUBLISHED, Asr, Cotta, RDumb, Roid, Sar
-from trueup.core.rules import RULES, Action, Agreement, Concentration, Diversity, Drift, Rule, Signs, Spike, buffers
-from trueup.core.shift import Shift
+from trueup.guard.drift_alarm import Shift
+from trueup.guard.published_rules import PUBLISHED, Asr, Cotta, RDumb, Roid, Sar
+from trueup.guard.rules import (
+    RULES,
+    Action,
+    Agreement,
+    BatchSignals,
+    Concentration,
+    Diversity,
+    Drift,
+    Rule,
+    Spike,
+    buffers,
+)
+
+Signs = BatchSignals  # its name until version 0.2
 
 __all__ = [
     "PUBLISHED",
@@ -10,6 +23,7 @@ __all__ = [
     "Action",
     "Agreement",
     "Asr",
+    "BatchSignals",
     "Concentration",
     "Cotta",
     "Diversity",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import trueup.core.registry as registry
-from trueup.bench import specs
+from trueup.bench import method_spec as specs
 from trueup.bench.settings import PAPER, Run, Sweep, make_sweep, read_sweep
 from trueup.core.registry import get_method
 from trueup.data.datasets import open_dataset

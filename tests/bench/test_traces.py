@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_judges import case, domain, sure
+from test_scorers import case, domain, sure
 
 import trueup
-from trueup.bench.judges import EXAMPLES, SIDE, ClassJudge, MaskJudge, mean_dice, shrunk, stacked
+from trueup.bench.scorers import EXAMPLES, SIDE, ClassJudge, MaskJudge, mean_dice, shrunk, stacked
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import run_sweep
 from trueup.data.domains import ArrayDomain
-from trueup.data.loading import Place
+from trueup.data.loading import ConcatDomains
 from trueup.report.traces import Traces
 
 
 def test_classes_are_traced_in_the_order_of_the_stream() -> None:
     blank = np.zeros((3, 4, 4, 3), dtype=np.uint8)
-    place = Place([ArrayDomain("a", blank, np.array([0, 1, 1])), ArrayDomain("b", blank[:1], np.array([2]))])
+    place = ConcatDomains([ArrayDomain("a", blank, np.array([0, 1, 1])), ArrayDomain("b", blank[:1], np.array([2]))])
     judge = ClassJudge(place)
     judge.take(torch.tensor([[0.0, 9, 0], [0, 0, 0]]), np.array([2, 0]))
     judge.take(torch.tensor([[0.0, 0, 1]]), np.array([3]))
@@ -41,7 +41,7 @@ def test_masks_are_traced_with_their_dice_and_the_last_are_kept() -> None:
     found = truth.copy()
     found[1, 1] = 0  # half of it
     found[4] = 2
-    place = Place([domain("d", case("c", truth))])
+    place = ConcatDomains([domain("d", case("c", truth))])
     judge = MaskJudge(place, {"all": (1, 2), "core": (2,)})
     for at in ([0, 1], [2, 3], [4]):
         judge.take(torch.stack([sure(found[i]) for i in at]).float(), np.array(at))

@@ -11,13 +11,13 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner, Result
 
-from trueup.augment import pixels_of
 from trueup.cli import compare
 from trueup.cli.app import app
 from trueup.cli.compare import find_images, trials_of
 from trueup.data.loading import NORMALIZE
-from trueup.deploy.estimates import Finding, Score
+from trueup.deploy.estimates import MethodReport, Score
 from trueup.testing import convnet
+from trueup.views import make_normalization
 
 DIGITS = tuple("0123456789")
 
@@ -44,14 +44,14 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def opened(*_: Any, **__: Any) -> tuple[nn.Module, dict[str, Any]]:
         return convnet(), {"classes": 10, "names": DIGITS, "size": 16, "normalize": "half"}
 
-    def look(model: nn.Module, methods: Any, batches: Any, **rest: Any) -> list[Finding]:
+    def look(model: nn.Module, methods: Any, batches: Any, **rest: Any) -> list[MethodReport]:
         shown = [(x[:, 0, 0, 0].mul(127.5).add(127.5).round().int().tolist(), y) for x, y in batches()]
         got.update(rest, sizes=[len(x) for x, _ in shown], colours=[c for x, _ in shown for c in x])
         got["labels"] = None if shown[0][1] is None else np.concatenate([y for _, y in shown]).tolist()
         got.setdefault("streams", []).append(got["colours"])
         same = Score.mean(torch.ones(64) * 0.6)
         truth = Score.mean(torch.arange(64) < 32) if got["labels"] else None
-        return [Finding(n, torch.zeros(64).long(), 1.0, 0.8, 9.0, same, same, None, truth, 1.0) for n in methods]
+        return [MethodReport(n, torch.zeros(64).long(), 1.0, 0.8, 9.0, same, same, None, truth, 1.0) for n in methods]
 
     monkeypatch.setattr(compare, "open_classifier", opened)
     monkeypatch.setattr(compare, "look", look)
@@ -68,7 +68,7 @@ def test_labels_go_with_their_images_and_folders_are_shuffled(photos: Path, seen
     assert seen["labels"] == [colour // 20 for colour in seen["colours"]]
     assert seen["colours"] != sorted(seen["colours"])
     assert seen["sizes"] == [16, 16, 8]
-    assert seen["pixels"] == pixels_of(*NORMALIZE["half"])
+    assert seen["pixels"] == make_normalization(*NORMALIZE["half"])
     assert "40 images in random order" in said.output
     assert "10 folders that are the model's classes: labels" in said.output
     before = seen["colours"]
@@ -126,7 +126,7 @@ def test_names_with_brackets_are_printed_as_they_are(
     assert "take source" in said.output
     half = Score.mean(torch.ones(8) / 2)
     compare.tell(
-        [Finding("[bf]", torch.zeros(8), 1.0, 0.8, 9.0, half, None, None, None, 1.0)], {}, broken=0, said="[red]"
+        [MethodReport("[bf]", torch.zeros(8), 1.0, 0.8, 9.0, half, None, None, None, 1.0)], {}, broken=0, said="[red]"
     )
     printed = capsys.readouterr().out
     assert "take [bf]" in printed
@@ -136,7 +136,9 @@ def test_names_with_brackets_are_printed_as_they_are(
 def test_where_nothing_can_be_told_there_is_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
     """One estimate alone is none."""
     half = Score.mean(torch.ones(8) / 2)
-    found = [Finding(name, torch.zeros(8), 1.0, 0.8, 9.0, half, None, half, None, 1.0) for name in ("source", "[bf]")]
+    found = [
+        MethodReport(name, torch.zeros(8), 1.0, 0.8, 9.0, half, None, half, None, 1.0) for name in ("source", "[bf]")
+    ]
     compare.tell(found, {}, broken=0, said="")
     printed = capsys.readouterr().out
     assert "no advice: keep what you have (source)" in printed

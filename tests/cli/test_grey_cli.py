@@ -16,7 +16,7 @@ from trueup.bench.settings import make_sweep
 from trueup.cli import options
 from trueup.cli.app import app
 from trueup.source.checkpoints import Store
-from trueup.source.nets import build
+from trueup.source.networks import build
 from trueup.source.recipe import Recipe, Training
 
 NET = """

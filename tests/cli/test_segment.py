@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from trueup.cli.app import app
 from trueup.cli.segment import open_model, parse_method
 from trueup.source.checkpoints import Store
-from trueup.source.nets import build
+from trueup.source.networks import build
 from trueup.source.recipe import Recipe, Training
 
 QUICK = ["--method", "tsd:lr=1e-3,queries=16,neighbors=4"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.snapshot import capture
+from trueup.core.state import capture
 
 METHODS = ["tent", "tsd", "eta", "shot-im", "pl", "t3a", "lame", "bn"]
 WAYS: list[dict[str, Any]] = [{"guard": True}, {"preset": "safe"}]

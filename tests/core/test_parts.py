@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_guard import Script
+from test_monitor import Script
 from torch import Tensor, nn
 
 import trueup

@@ -18,12 +18,12 @@ FEW = {"memo": {"views": 2}, "cotta": {"views": 2}, "rotta": {"every": 8}, "note
 def test_a_paused_adapter_changes_nothing(method: str) -> None:
     adapter = trueup.adapt(convnet(), method, **FEW.get(method, {}))
     play(adapter, XS[:3])
-    before = trueup.core.snapshot.capture(adapter)[0]
+    before = trueup.core.state.capture(adapter)[0]
     before = {name: t.clone() for name, t in before.items() if not name.startswith("random")}
     adapter.pause()
     answers = [adapter(x) for x in XS[3:5]]
     assert all(a.isfinite().all() for a in answers)
-    after = trueup.core.snapshot.capture(adapter)[0]
+    after = trueup.core.state.capture(adapter)[0]
     assert {name for name, t in before.items() if not torch.equal(t, after[name])} == set()
     assert adapter.updates <= 3 * 16
     assert adapter.batches == 5

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.core import files, used_statistics
+from trueup.core import files
 from trueup.core.adapter import Adapter
 from trueup.core.moments import back_to, remember
-from trueup.core.used_statistics import UsedStatistics, batch_moments
+from trueup.norm import used_statistics
+from trueup.norm.used_statistics import UsedStatistics, batch_moments
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
 

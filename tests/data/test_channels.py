@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from trueup.data.channels import Channels, check_normalize, make_channels
-from trueup.data.loading import Loader, Place
+from trueup.data.loading import ConcatDomains, Loader
 
 RGB = np.random.default_rng(0).integers(0, 256, (5, 7, 7, 3), dtype=np.uint8)
 
@@ -25,7 +25,7 @@ def test_grey_images_keep_their_values() -> None:
 
 
 def test_batches_of_one_channel() -> None:
-    x = Loader(Place(()), 7, Channels((0.25,), (0.5,), grey=True)).tensor(list(RGB))
+    x = Loader(ConcatDomains(()), 7, Channels((0.25,), (0.5,), grey=True)).tensor(list(RGB))
     grey = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in RGB])
     assert x.shape == (5, 1, 7, 7)
     assert np.allclose(x[:, 0].numpy(), (grey / 255 - 0.25) / 0.5, atol=1e-6)
@@ -33,7 +33,7 @@ def test_batches_of_one_channel() -> None:
 
 @pytest.mark.parametrize("form", [((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)), ((0.1,), (0.4,))])
 def test_batches_of_three_channels(form: Any) -> None:
-    x = Loader(Place(()), 7, make_channels(form)).tensor(list(RGB))
+    x = Loader(ConcatDomains(()), 7, make_channels(form)).tensor(list(RGB))
     expected = (RGB / 255 - np.array(form[0])) / np.array(form[1])
     assert np.allclose(x.numpy(), expected.transpose(0, 3, 1, 2), atol=1e-6)
 
@@ -42,7 +42,7 @@ def test_the_usual_batch_is_the_same_to_the_bit() -> None:
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     x = torch.from_numpy(RGB).permute(0, 3, 1, 2).to(torch.float32)
     expected = x.sub_(mean.mul(255).view(1, 3, 1, 1)).div_(std.mul(255).view(1, 3, 1, 1))
-    assert torch.equal(Loader(Place(()), 7).tensor(list(RGB)), expected)
+    assert torch.equal(Loader(ConcatDomains(()), 7).tensor(list(RGB)), expected)
 
 
 def test_a_grey_network_sees_the_mean_of_three() -> None:

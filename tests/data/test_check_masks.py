@@ -260,7 +260,7 @@ def test_what_cannot_be_looked_for_is_a_problem_of_its_domain(hearts: Path) -> N
 
 
 def test_a_header_that_counts_other_slices_than_there_are(hearts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trueup.data.datasets.found.count_slices", lambda path: 4)
+    monkeypatch.setattr("trueup.data.datasets.file_matching.count_slices", lambda path: 4)
     report = see("cardiac", hearts)
     assert len(report.broken) == 5
     assert "patient001_frame01 has 3 slices; its header said 4" in " ".join(report.broken)

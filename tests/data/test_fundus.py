@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trueup.data.datasets.found import Found, eighty_twenty, visible
+from trueup.data.datasets.file_matching import Found, eighty_twenty, visible
 from trueup.data.datasets.fundus import CLASSES, DOMAINS, STRUCTURES, scan
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import Case, SliceDomain, Volume

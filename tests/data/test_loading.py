@@ -13,7 +13,7 @@ from PIL import Image
 
 from trueup.data import loading
 from trueup.data.domains import ArrayDomain, BrokenImageError, FileDomain, decode
-from trueup.data.loading import Loader, Place, ahead
+from trueup.data.loading import ConcatDomains, Loader, ahead
 
 BILINEAR = Image.Resampling.BILINEAR
 
@@ -199,7 +199,7 @@ def values(x: torch.Tensor) -> list[int]:
 
 def test_images_are_numbered_through_the_domains() -> None:
     a, b, empty, c = Plain(3), Plain(2), Plain(0), Plain(4)
-    place = Place((a, b, empty, c))
+    place = ConcatDomains((a, b, empty, c))
     assert len(place) == 9
     expected = [(a, 0), (a, 1), (a, 2), (b, 0), (b, 1), (c, 0), (c, 1), (c, 2), (c, 3)]
     for i, (domain, at) in enumerate(expected):
@@ -213,7 +213,7 @@ def test_images_are_numbered_through_the_domains() -> None:
 @pytest.mark.parametrize("i", [-1, 5])
 def test_numbers_beyond_the_images_are_refused(i: int) -> None:
     with pytest.raises(IndexError):
-        Place((Plain(3), Plain(2))).find(i)
+        ConcatDomains((Plain(3), Plain(2))).find(i)
 
 
 # Batches
@@ -221,7 +221,7 @@ def test_numbers_beyond_the_images_are_refused(i: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_batches_come_in_the_order_given_with_their_indices(threads: int) -> None:
-    loader = Loader(Place((Plain(100), Plain(100, 100))), 4, "half", threads=threads)
+    loader = Loader(ConcatDomains((Plain(100), Plain(100, 100))), 4, "half", threads=threads)
     order = np.random.default_rng(0).permutation(200)
     orders = [order[i : i + 48] for i in range(0, 200, 48)]  # several chunks in each, and a ragged last one
     batches = list(loader.batches(orders))
@@ -233,7 +233,7 @@ def test_batches_come_in_the_order_given_with_their_indices(threads: int) -> Non
 
 def test_values_are_normalised_channel_by_channel() -> None:
     pixels = noise(4, 4)
-    place = Place((ArrayDomain("a", pixels[None], np.zeros(1, np.int64)),))
+    place = ConcatDomains((ArrayDomain("a", pixels[None], np.zeros(1, np.int64)),))
     ((x, _),) = Loader(place, 4).batches([np.array([0])])
     assert x.shape == (1, 3, 4, 4)
     assert x.dtype == torch.float32
@@ -248,7 +248,7 @@ def test_values_are_normalised_channel_by_channel() -> None:
 
 
 def test_images_are_resized_to_the_loader_s_size() -> None:
-    ((x, _),) = Loader(Place((Plain(2),)), 9, "half").batches([np.array([1, 0])])
+    ((x, _),) = Loader(ConcatDomains((Plain(2),)), 9, "half").batches([np.array([1, 0])])
     assert x.shape == (2, 3, 9, 9)
 
 
@@ -257,7 +257,7 @@ def test_broken_images_are_left_out_with_their_index_and_told_once(
     caplog: pytest.LogCaptureFixture, keep: bool
 ) -> None:
     domain = Plain(6, broken=(1, 4), name="day")
-    loader = Loader(Place((Plain(10), domain)), 4, "half", keep=keep)
+    loader = Loader(ConcatDomains((Plain(10), domain)), 4, "half", keep=keep)
     order = np.array([15, 14, 0, 11, 10, 11])
     with caplog.at_level(logging.WARNING, logger="trueup"):
         for _ in range(2):
@@ -273,7 +273,7 @@ def test_broken_images_are_left_out_with_their_index_and_told_once(
 
 
 def test_a_batch_of_broken_images_alone_is_passed_over() -> None:
-    loader = Loader(Place((Plain(6, broken=(2, 3)),)), 4, "half")
+    loader = Loader(ConcatDomains((Plain(6, broken=(2, 3)),)), 4, "half")
     orders = [np.array([0, 1]), np.array([2, 3]), np.array([4, 5]), np.array([], dtype=np.int64)]
     assert [indices.tolist() for _, indices in loader.batches(orders)] == [[0, 1], [4, 5]]
 
@@ -284,12 +284,12 @@ def test_other_errors_are_not_swallowed() -> None:
             raise RuntimeError("no such thing")
 
     with pytest.raises(RuntimeError, match="no such thing"):
-        list(Loader(Place((Wrong(2),)), 4).batches([np.array([0])]))
+        list(Loader(ConcatDomains((Wrong(2),)), 4).batches([np.array([0])]))
 
 
 def test_what_is_kept_is_read_once_and_is_the_same() -> None:
     domain = Plain(20)
-    plain, keeping = Loader(Place((domain,)), 4), Loader(Place((domain,)), 4, keep=True)
+    plain, keeping = Loader(ConcatDomains((domain,)), 4), Loader(ConcatDomains((domain,)), 4, keep=True)
     orders = [np.arange(0, 12), np.arange(12, 20)]
     expected = list(plain.batches(orders))
     domain.reads.clear()
@@ -302,7 +302,7 @@ def test_what_is_kept_is_read_once_and_is_the_same() -> None:
 
 
 def test_changing_a_batch_does_not_change_what_is_kept() -> None:
-    loader = Loader(Place((Plain(2, first=9),)), 4, "half", keep=True)
+    loader = Loader(ConcatDomains((Plain(2, first=9),)), 4, "half", keep=True)
     for _ in range(2):
         ((x, _),) = loader.batches([np.array([0, 1])])
         assert values(x) == [9, 10]
@@ -313,7 +313,7 @@ def test_nothing_is_kept_unless_asked_or_if_it_is_too_much(monkeypatch: pytest.M
     monkeypatch.setattr(loading, "CACHE", 3 * 4 * 4 * 10)
     for n, keep, reads in ((10, True, 1), (11, True, 2), (10, False, 2)):
         domain = Plain(n)
-        loader = Loader(Place((domain,)), 4, keep=keep)
+        loader = Loader(ConcatDomains((domain,)), 4, keep=keep)
         for _ in range(2):
             list(loader.batches([np.arange(n)]))
         assert set(domain.reads.values()) == {reads}
@@ -321,7 +321,7 @@ def test_nothing_is_kept_unless_asked_or_if_it_is_too_much(monkeypatch: pytest.M
 
 def test_a_long_stream_is_read_four_batches_ahead_and_no_more() -> None:
     domain = Plain(250)
-    batches = Loader(Place((domain,)), 4, threads=2).batches([np.arange(i, i + 10) for i in range(0, 250, 10)])
+    batches = Loader(ConcatDomains((domain,)), 4, threads=2).batches([np.arange(i, i + 10) for i in range(0, 250, 10)])
     for taken in (1, 2, 3):
         next(batches)
         end = time.monotonic() + 10
@@ -343,7 +343,7 @@ def test_work_is_started_depth_items_ahead(n: int, depth: int) -> None:
 
 def test_threads_end_with_the_batches() -> None:
     before = threading.active_count()
-    loader = Loader(Place((Plain(50),)), 4, threads=4)
+    loader = Loader(ConcatDomains((Plain(50),)), 4, threads=4)
     list(loader.batches([np.arange(50)]))
     batches = loader.batches([np.array([i]) for i in range(50)])
     next(batches)

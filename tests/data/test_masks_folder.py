@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trueup.data.datasets.found import Found
+from trueup.data.datasets.file_matching import Found
 from trueup.data.datasets.masks import scan
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import Volume

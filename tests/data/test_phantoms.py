@@ -11,7 +11,8 @@ import pytest
 from scipy import ndimage
 
 from trueup.data.datasets import phantoms
-from trueup.data.datasets.phantoms import DOMAINS, cardiac, painting, render
+from trueup.data.datasets.phantoms import DOMAINS, painting, render
+from trueup.data.datasets.phantoms import hearts as cardiac
 from trueup.data.slices import Volume
 
 ALL = [(dataset, domain) for dataset, domains in DOMAINS.items() for domain in domains]

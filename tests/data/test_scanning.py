@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from trueup.atomic import longest_name, put, shortened
+from trueup.atomic import longest_name, shortened, write_atomic
 from trueup.cli.app import app
 from trueup.cli.compare import find_images
 from trueup.data import scanning
@@ -19,7 +19,7 @@ from trueup.data.check import check
 from trueup.data.datasets import open_dataset
 from trueup.data.scanning import Scan, left_out, log_skipped
 from trueup.data.survey import survey
-from trueup.deploy import images
+from trueup.deploy import folder_images as images
 
 CIRCLE, NOWHERE = "a link that leads in a circle", "a link that leads nowhere"
 
@@ -202,7 +202,7 @@ def test_names_are_shortened_to_what_a_file_system_takes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("length", [1, 230, 255])
 def test_a_file_with_a_long_name_is_put_in_its_place(tmp_path: Path, length: int) -> None:
-    put(tmp_path / ("x" * length), b"whole")
+    write_atomic(tmp_path / ("x" * length), b"whole")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x" * length, b"whole")]
 
 

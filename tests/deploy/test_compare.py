@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from trueup.core.adapter import Adapter
-from trueup.core.guard import Guard
 from trueup.core.listening import heard
 from trueup.core.method import Info, Method
 from trueup.core.registry import make_method
-from trueup.core.split import Output, SplitModel
-from trueup.deploy.compare import Aetta, Trial, _disturbed, aetta_error, look
+from trueup.deploy.compare import Aetta, Trial, _disturbed, aetta_error, compare_methods
 from trueup.deploy.estimates import Score, advise
+from trueup.guard.config import Guard
+from trueup.model.split_model import Output, SplitModel
 from trueup.testing import convnet, images, segnet
 
 SOURCE = make_method("source", {})
@@ -121,10 +121,10 @@ def test_few_images_of_many_classes_are_diverse_enough() -> None:
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_neither_batches_nor_order_move_the_sources_estimates(size: int) -> None:
     x, y = images(129, seed=5, shift=0.3)
-    whole = look(convnet(), trials(), lambda: cut(x, y, 129))[0]
+    whole = compare_methods(convnet(), trials(), lambda: cut(x, y, 129))[0]
     order = y.argsort()
     for stream in (cut(x, y, size), cut(x[order], y[order], size)):
-        (found,) = look(convnet(), trials(), lambda stream=stream: stream)
+        (found,) = compare_methods(convnet(), trials(), lambda stream=stream: stream)
         assert value(found.aetta) == pytest.approx(value(whole.aetta), abs=0.06)
         assert value(found.gde) == pytest.approx(value(whole.gde), abs=0.08)
         assert value(found.accuracy) == pytest.approx(value(whole.accuracy))
@@ -141,7 +141,7 @@ class Shifty(Method):
 def test_answers_that_are_not_all_the_heads_are_not_estimated_by_aetta() -> None:
     x, y = images(40, seed=0, shift=1.0)
     methods = {**trials("t3a"), "shifty": Trial(Shifty())}
-    source, *others = look(convnet(), methods, lambda: cut(x, y, 36))
+    source, *others = compare_methods(convnet(), methods, lambda: cut(x, y, 36))
     assert source.aetta is not None
     for finding in others:
         assert finding.aetta is None
@@ -157,7 +157,7 @@ def test_disagreement_by_hand() -> None:
         out = net(part)
         dropped = net.classify(out.features * masks(out.features.shape, random))
         same.append(dropped.argmax(dim=1) == out.logits.argmax(dim=1))
-    (found,) = look(convnet(), trials(), lambda: cut(x, y, 32), seed=7)
+    (found,) = compare_methods(convnet(), trials(), lambda: cut(x, y, 32), seed=7)
     expected = float(torch.cat(same).double().mean())
     assert 0 < expected < 1
     assert value(found.gde) == pytest.approx(expected)
@@ -165,7 +165,7 @@ def test_disagreement_by_hand() -> None:
 
 def test_methods_one_after_the_other_do_not_disturb_each_other() -> None:
     x, y = images(48, seed=0, shift=1.0)
-    two = look(convnet(), {**trials(), "again": Trial(SOURCE)}, lambda: cut(x, y, 16))
+    two = compare_methods(convnet(), {**trials(), "again": Trial(SOURCE)}, lambda: cut(x, y, 16))
     assert value(two[0].gde) == value(two[1].gde)
     assert value(two[0].aetta) == value(two[1].aetta)
 
@@ -183,7 +183,7 @@ def test_features_are_dropped_in_a_pass_and_not_when_the_head_is_asked_again() -
 
 def test_findings_are_those_of_plain_adapters() -> None:
     x, y = images(64, seed=0, shift=0.5)
-    first, second = look(convnet(), trials("tent"), lambda: cut(x, y, 32))
+    first, second = compare_methods(convnet(), trials("tent"), lambda: cut(x, y, 32))
     logits = []
     for name in ("source", "tent"):
         adapter = Adapter(convnet(), make_method(name, {}))
@@ -212,11 +212,11 @@ def test_what_cannot_run_is_refused_before_anything_does() -> None:
 
     astray = {**trials(), "tsd:params=nosuch": Trial(make_method("tsd", {"params": "nosuch"}))}
     with pytest.raises(ValueError, match="tsd:params=nosuch: nothing to update"):
-        look(convnet(), astray, lambda: cut(x, y, 4), tick=tick)
+        compare_methods(convnet(), astray, lambda: cut(x, y, 4), tick=tick)
     with pytest.raises(ValueError, match="none of the images can be read"):
-        look(convnet(), trials(), nothing, tick=tick)
+        compare_methods(convnet(), trials(), nothing, tick=tick)
     with pytest.raises(ValueError, match="answers with maps, not classes"):
-        look(segnet(), trials(), lambda: cut(x, y, 4), tick=tick)
+        compare_methods(segnet(), trials(), lambda: cut(x, y, 4), tick=tick)
     assert ran == []
 
 
@@ -231,7 +231,7 @@ def test_a_model_without_a_head_has_no_estimates() -> None:
             return 3 * logits.tanh()
 
     x, y = images(16, seed=0)
-    findings = look(Sure(), trials("tent"), lambda: [(part, None) for part, _ in cut(x, y, 8)])
+    findings = compare_methods(Sure(), trials("tent"), lambda: [(part, None) for part, _ in cut(x, y, 8)])
     assert [(f.aetta, f.gde, f.accuracy) for f in findings] == [(None, None, None)] * 2
     advice = advise(findings)
     assert advice.take == ("source",)
@@ -241,7 +241,9 @@ def test_a_model_without_a_head_has_no_estimates() -> None:
 def test_a_guard_watches_both_runs() -> None:
     x, y = images(480, seed=0, shift=1.0)
     wild = make_method("tent", {"lr": 1.0})
-    free, guarded = look(convnet(), {"free": Trial(wild), "guarded": Trial(wild, guard=True)}, lambda: cut(x, y, 32))
+    free, guarded = compare_methods(
+        convnet(), {"free": Trial(wild), "guarded": Trial(wild, guard=True)}, lambda: cut(x, y, 32)
+    )
     adapter = Adapter(convnet(), wild, guard=Guard())
     expected = torch.cat([adapter(part) for part in x.split(32)]).argmax(dim=1)
     assert torch.equal(guarded.answers, expected)

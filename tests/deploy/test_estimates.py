@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trueup.core.registry import make_method
 from trueup.deploy import estimates
-from trueup.deploy.compare import Trial, look
-from trueup.deploy.estimates import Finding, Score, advise, calibrate, estimate, lead, standard_error
+from trueup.deploy.compare import Trial, compare_methods
+from trueup.deploy.estimates import MethodReport, Score, advise, calibrate, estimate, lead, standard_error
 from trueup.testing import convnet, images
 
 N = 400
@@ -24,12 +24,12 @@ def share(part: float, n: int = N) -> Tensor:
 def made(
     name: str, *, aetta: float | None = 0.8, gde: float | None = 0.82, confidence: float = 0.8, agreement: float = 0.8,
     accuracy: float | None = None, classes: float = 9.0, n: int = N,
-) -> Finding:  # fmt: skip
+) -> MethodReport:  # fmt: skip
     """A finding whose numbers are shares of n images; the source answers 1 to all."""
     parts = {"aetta": aetta, "gde": gde, "accuracy": accuracy}
     scores = {key: None if part is None else Score.mean(share(part, n)) for key, part in parts.items()}
     sure = Score.mean(share(confidence, n))
-    return Finding(name, share(agreement, n).long(), agreement, 0.8, classes, sure, **scores, seconds=1.0)
+    return MethodReport(name, share(agreement, n).long(), agreement, 0.8, classes, sure, **scores, seconds=1.0)
 
 
 SOURCE = made("source", agreement=1.0)
@@ -283,9 +283,11 @@ def test_advice_for_few_images_is_not_taken_back_with_more(monkeypatch: pytest.M
 def test_calibrated_ranges_hold_the_truth_and_a_shift_that_is_too_far_is_not_estimated() -> None:
     trials = {name: Trial(make_method(name, {})) for name in ("source", "bn", "tent")}
 
-    def found(shift: float, seed: int = 3) -> list[Finding]:
+    def found(shift: float, seed: int = 3) -> list[MethodReport]:
         x, y = images(160, seed=seed, shift=shift)
-        return look(convnet(), trials, lambda: [(x[i : i + 32], y[i : i + 32].numpy()) for i in range(0, 160, 32)])
+        return compare_methods(
+            convnet(), trials, lambda: [(x[i : i + 32], y[i : i + 32].numpy()) for i in range(0, 160, 32)]
+        )
 
     scenes = [found(shift, seed=4) for shift in (0.0, 0.5)]
     near, far = found(0.2), found(1.5)

@@ -30,7 +30,8 @@ from torch import Tensor
 import trueup
 from trueup.core import files
 from trueup.data.volumes import read_volume
-from trueup.deploy import Setup, images, segment
+from trueup.deploy import Setup, segment
+from trueup.deploy import folder_images as images
 
 Slice = tuple[str, Array, tuple[float, ...], float | None]
 """The name of its image, its pixels, millimetres between rows and columns, millimetres that are seen."""

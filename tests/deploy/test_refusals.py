@@ -12,8 +12,10 @@ from clinic import SIZE, TSD, learner, noise, save_picture, unet, watcher, writt
 from PIL import Image
 from torch import Tensor, nn
 
-from trueup.deploy import Setup, images, online, segment
-from trueup.source.nets import build
+from trueup.deploy import Setup, segment
+from trueup.deploy import folder_images as images
+from trueup.deploy import segment_folder as online
+from trueup.source.networks import build
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import pytest
 from clinic import TSD, UPDATES, StopError, learner, noise, save_picture, stop_after, watcher, written
 
 from trueup.core import files
-from trueup.deploy import images, journal, segment
+from trueup.deploy import folder_images as images
+from trueup.deploy import run_log as journal
+from trueup.deploy import segment
 
 
 @pytest.mark.parametrize(("method", "keep"), [("tsd", 0.0), ("tsd", 1e9), ("bn", 0.0), ("source", 0.0)])

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.augment import moco_view, weak_view
-from trueup.core.snapshot import capture, restore
+from trueup.core.state import capture, restore
 from trueup.testing import convnet, images, patchnet
 from trueup.testing.case import difference, frozen
+from trueup.views import moco_view, weak_view
 
 
 def two_layers(seed: int = 0) -> nn.Sequential:

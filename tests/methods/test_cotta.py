@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.augment import cotta_view
 from trueup.testing import CHECKS, Case, convnet, images
+from trueup.views import cotta_view
 
 
 def flat_model(classes: int = 3, seed: int = 0) -> nn.Sequential:
@@ -171,7 +171,7 @@ def test_the_teacher_only_reads_where_the_student_does(norm: str) -> None:
     x = images(24, seed=0, shift=1.0)[0]
     adapter = trueup.adapt(convnet(), "cotta", norm=norm, confidence=0.0, example=x)
     before = [b.clone() for b in adapter.state.buffers()]
-    with adapter.net.reading():
+    with adapter.net.frozen_statistics():
         adapter.method.forward(adapter.net, x, adapter.state)
     assert all(torch.equal(a, b) for a, b in zip(before, adapter.state.buffers(), strict=True))
     adapter(x)

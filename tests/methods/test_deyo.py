@@ -7,8 +7,8 @@ from byhand import PROBS, ROWS, X, entropy, identity_head
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.split import Output
 from trueup.methods.deyo import shuffled
+from trueup.model.split_model import Output
 from trueup.testing import convnet, images
 
 # What the shuffled images' predictions are: the first falls by 0.25, the second by 1/11, the third stays.

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.augment import augmix_view
 from trueup.testing import convnet, images, patchnet
+from trueup.views import augmix_view
 
 
 def flat_model(classes: int = 3, seed: int = 0) -> nn.Sequential:
@@ -114,7 +114,7 @@ def test_the_answer_moves_no_statistics(norm: str) -> None:
     out = adapter.method.forward(adapter.net, x[:1], adapter.state)
     with torch.no_grad():
         answer = adapter.method.predict(adapter.net, out, adapter.state)
-        adapter.net.settle()
+        adapter.net.update_estimates()
     for name, buffer in model.named_buffers():
         assert torch.equal(adapter.net.model.get_buffer(name), buffer)
     if norm != "instance":

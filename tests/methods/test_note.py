@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.album import Balanced
+from trueup.memory.image_buffer import PbrsBuffer
 from trueup.testing import convnet, images
 
 
@@ -21,9 +21,9 @@ def pictures(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 3, 2, 2, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def memory(capacity: int, classes: int, labels: list[int]) -> Balanced:
+def memory(capacity: int, classes: int, labels: list[int]) -> PbrsBuffer:
     """After images whose only pixel is their number."""
-    held = Balanced(capacity, classes, torch.empty(0, dtype=torch.float64))
+    held = PbrsBuffer(capacity, classes, torch.empty(0, dtype=torch.float64))
     numbers = torch.arange(float(len(labels))).double().view(-1, 1, 1, 1)
     for start in range(0, len(labels), 7):
         held.add(numbers[start : start + 7], torch.tensor(labels[start : start + 7]))

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
+from trueup.memory.pixel_bank import PixelBank
 from trueup.methods.pixel_tsd import PixelTsd
-from trueup.ring import Ring
 from trueup.testing import scenes, segnet
 
 EVERY = {"samples": 10_000, "queries": 10_000, "capacity": 2048}  # nothing is left to chance
@@ -217,7 +217,7 @@ def test_the_bank_does_not_grow() -> None:
 def test_ring_equals_sorted_lists(lowest: bool) -> None:
     """The newest entries of each class, or those of lowest entropy and of equals the newest."""
     g = torch.Generator().manual_seed(0)
-    ring = Ring(3, 4, 5, torch.zeros(1, dtype=torch.float64), lowest=lowest)
+    ring = PixelBank(3, 4, 5, torch.zeros(1, dtype=torch.float64), lowest=lowest)
     lists: list[list[tuple[float, int, Tensor]]] = [[], [], []]
     arrival = 0
     for n in (1, 4, 0, 20, 7):
@@ -239,7 +239,7 @@ def test_ring_equals_sorted_lists(lowest: bool) -> None:
 
 
 def test_neighbours_of_a_bank_with_fewer() -> None:
-    ring = Ring(2, 2, 8, torch.zeros(1))
+    ring = PixelBank(2, 2, 8, torch.zeros(1))
     ring.insert(
         torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.eye(2), torch.tensor([0, 1]), torch.zeros(2), torch.ones(2)
     )

@@ -7,7 +7,7 @@ from byhand import PROBS, X, entropy, identity_head
 from torch import Tensor
 
 import trueup
-from trueup.core.split import Output
+from trueup.model.split_model import Output
 from trueup.testing import convnet, images
 
 VIEW = [[0.6, 0.4], [0.2, 0.8], [0.7, 0.3]]

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.augment import cotta_view
 from trueup.testing import convnet, images
+from trueup.views import cotta_view
 
 
 def flat_model(classes: int = 3, seed: int = 0) -> nn.Sequential:

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.methods.tast_bn import Certain
+from trueup.memory.image_buffer import LowEntropyBuffer
 from trueup.testing import convnet, images
 
 
@@ -89,7 +89,7 @@ def test_stream_by_hand(steps: int) -> None:
     assert adapter.updates == 3 * steps
 
 
-def offered(memory: Certain, n: int, classes: int, seed: int) -> list[tuple[float, int, int]]:
+def offered(memory: LowEntropyBuffer, n: int, classes: int, seed: int) -> list[tuple[float, int, int]]:
     """Offer random images with many equal entropies; returns (entropy, class, pixel) of each."""
     g = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n,), generator=g)
@@ -102,7 +102,7 @@ def offered(memory: Certain, n: int, classes: int, seed: int) -> list[tuple[floa
 @pytest.mark.parametrize(("capacity", "classes"), [(12, 3), (12, 5), (6, 6), (4, 9)], ids=str)
 def test_memory_keeps_the_most_certain_of_each_class(capacity: int, classes: int) -> None:
     """As a list of all images would; with fewer places than classes, the most certain of the classes' best."""
-    memory, kept = Certain(capacity, classes, torch.empty(0).double()), []
+    memory, kept = LowEntropyBuffer(capacity, classes, torch.empty(0).double()), []
     for seed in range(1, 9):
         kept += offered(memory, 7, classes, seed)
         best = [sorted((h, p) for h, c, p in kept if c == k)[: max(1, capacity // classes)] for k in range(classes)]
@@ -117,7 +117,7 @@ def test_memory_keeps_the_most_certain_of_each_class(capacity: int, classes: int
 
 
 def test_of_equals_the_one_that_is_kept_stays() -> None:
-    memory = Certain(2, 2, torch.empty(0).double())
+    memory = LowEntropyBuffer(2, 2, torch.empty(0).double())
     for pixel in range(4):
         x = torch.full((2, 1, 1, 1), float(pixel)).double()
         memory.add(x, torch.tensor([0, 1]), torch.tensor([0.5, 0.5 - (pixel == 2) / 4]).double())
@@ -204,7 +204,7 @@ def test_images_of_another_size_are_refused_and_change_nothing() -> None:
 
 
 def test_a_damaged_memory_is_refused() -> None:
-    memory = Certain(4, 2, torch.empty(0))
+    memory = LowEntropyBuffer(4, 2, torch.empty(0))
     memory.verify()
     memory.entropy = memory.entropy[:3]
     with pytest.raises(ValueError, match="entropies"):

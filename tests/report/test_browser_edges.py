@@ -11,9 +11,9 @@ from test_page import plates
 from test_page_gaps import runs_of
 from visits import Visit, column
 
+from trueup.report.figure_spec import Axis, Bars, Curve, Lines, Plate
 from trueup.report.page import page
 from trueup.report.palette import COLOURS
-from trueup.report.plates import Axis, Bars, Curve, Lines, Plate
 
 NAN = float("nan")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 from traced import study
 
+from trueup.report.figure_spec import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture, Plate
 from trueup.report.figures import FORMS, draw, save
 from trueup.report.palette import COLOURS, INK, OUTLINES, labels_of, style
-from trueup.report.plates import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture, Plate
-from trueup.report.series import plates
+from trueup.report.record_figures import plates
 
 CURVES = (Curve("source", (0, 1, 2), (1, 2, 3)), Curve("tsd", (0, 1, 2), (2, 3, float("nan")), (0.5, float("nan"), 1)))
 LONG = tuple(range(40))

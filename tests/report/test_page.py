@@ -17,11 +17,11 @@ from studies import record, study
 from trueup.report.chart_axes import ticks
 from trueup.report.chart_curves import lines
 from trueup.report.chart_fields import outline
+from trueup.report.figure_spec import Axis, Bars, Curve, Dots, Lines, Matrix, Picture, Plate
 from trueup.report.metrics import METRICS
 from trueup.report.page import page
 from trueup.report.page_runs import columns
 from trueup.report.palette import Style
-from trueup.report.plates import Axis, Bars, Curve, Dots, Lines, Matrix, Picture, Plate
 from trueup.report.render import render
 from trueup.report.tables import tables
 

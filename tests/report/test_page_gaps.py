@@ -8,9 +8,9 @@ from studies import cell, only, record
 from test_page import cells, plates, read, sweeps
 
 from trueup.report.chart_marks import HATCHES
+from trueup.report.figure_spec import Axis, Bars, Curve, Plate
 from trueup.report.page import page
 from trueup.report.palette import MARKERS, OUTLINES
-from trueup.report.plates import Axis, Bars, Curve, Plate
 
 NAN = float("nan")
 

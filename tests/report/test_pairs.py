@@ -1,10 +1,10 @@
 """Figures compare methods on the same runs, and count what is zero."""
 
 import pytest
-from test_series import curves, only, record, shaped
+from test_record_figures import curves, only, record, shaped
 
-from trueup.report.series import batch_sizes
-from trueup.report.space import geometry
+from trueup.report.feature_space import geometry
+from trueup.report.record_figures import batch_sizes
 
 
 def test_lines_and_points_are_of_runs_that_all_methods_have() -> None:

@@ -13,7 +13,7 @@ from studies import record
 
 from trueup.report.heatmap import heatmap
 from trueup.report.render import FORMS, render
-from trueup.report.stress import Spot, StressTest, stress_tests
+from trueup.report.stress_tables import Spot, StressTest, stress_tests
 from trueup.report.tables import tables
 
 VALUES: dict[str, dict[str, dict[str, tuple[float | None, ...]]]] = {

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from studies import record
 
-from trueup.report.lines import Record
+from trueup.report.record_rows import Record
 from trueup.report.traces import Trace
 
 CLASSES = 5

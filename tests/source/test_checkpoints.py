@@ -22,7 +22,7 @@ from trueup.source.checkpoints import (
     read_checkpoint,
     read_header,
 )
-from trueup.source.nets import build
+from trueup.source.networks import build
 from trueup.source.recipe import Given, Recipe, Training
 
 RECIPE = Recipe(dataset="made-up", sources=("a",), classes=3, network="digits-net", training=Training(size=8))

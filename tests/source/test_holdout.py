@@ -5,7 +5,7 @@ import pytest
 import scans
 
 from trueup.data.domains import ArrayDomain, Labels
-from trueup.source.split import split
+from trueup.source.holdout import split
 
 
 def labelled(counts: list[int], name: str = "amber") -> ArrayDomain:

@@ -26,9 +26,9 @@ from trueup.core import files
 from trueup.data.datasets import Dataset
 from trueup.data.domains import ArrayDomain, BrokenImageError, Domain, Image
 from trueup.source.checkpoints import Store, digest_of_file
-from trueup.source.nets import build
+from trueup.source.holdout import split
+from trueup.source.networks import build
 from trueup.source.recipe import Recipe, Training
-from trueup.source.split import split
 from trueup.source.train import refresh, train
 
 CLASSES, COUNT, SIZE = 3, 30, 8

@@ -16,7 +16,7 @@ from trueup.core.method import GradientMethod
 from trueup.core.registry import get_method
 from trueup.data.cards import get_card
 from trueup.data.datasets import Dataset
-from trueup.source.nets import build
+from trueup.source.networks import build
 from trueup.source.recipe import Given, Recipe
 
 PIXELS = 256 * 256  # of all images of a probe, four at least and as many as a batch at most

@@ -13,16 +13,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_serializer
 
-from trueup.bench.disturb import parse, usual_form
 from trueup.bench.grids import grid
-from trueup.bench.specs import Spec, as_list, guarded, numbers, read_specs, typed
+from trueup.bench.intruders import parse, usual_form
+from trueup.bench.method_spec import Spec, as_list, guarded, numbers, read_specs, typed
 from trueup.core.registry import get_method, list_methods, make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.domains import parse_corruption
 from trueup.data.pictures import Reading
 from trueup.data.streams import order
 from trueup.source.checkpoints import digest_of_file, given
-from trueup.source.nets import check_network, network_code
+from trueup.source.networks import check_network, network_code
 from trueup.source.recipe import Given, Recipe, Settings, Training, quiet, training_for
 from trueup.source.tasks import task_of
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from trueup.bench.method_spec import Spec
 from trueup.bench.settings import BY_ANSWER, BY_CLASS, PAPER, PIXELS, Many, Run, Sweep, checked, import_plugins, known
-from trueup.bench.specs import Spec
 from trueup.core.presets import with_preset
 from trueup.data.datasets import Dataset
 

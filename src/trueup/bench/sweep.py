@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from trueup.bench.jobs import Job, Paths, failure, perform
 from trueup.bench.records import FILE, Record, finished, writing
 from trueup.bench.settings import Run, Sweep, make_sweep
-from trueup.bench.work import Job, Site, failure, perform
 from trueup.data.survey import survey
 from trueup.source.checkpoints import Store
 
@@ -62,7 +62,7 @@ def plan(
     for run in runs:
         if run.digest() in done:
             continue
-        site = Site(
+        site = Paths(
             store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device, tuple(sweep.plugin),
             folder / TRACES,
         )  # fmt: skip
@@ -133,7 +133,7 @@ class _Pool:
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self.context.set_forkserver_preload(["trueup.bench.work"])
+            self.context.set_forkserver_preload(["trueup.bench.jobs"])
 
     def work(self) -> None:
         """Until nothing is left to do."""

@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from trueup.bench.jobs import Job
 from trueup.bench.records import FILE
 from trueup.bench.settings import Sweep, make_sweep, read_sweep
 from trueup.bench.sweep import Plan, order_of, plan, run_sweep
-from trueup.bench.work import Job
 from trueup.cli import options
 from trueup.cli.options import given
 from trueup.cli.progress import SweepBars

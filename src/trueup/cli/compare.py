@@ -17,9 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from trueup.augment import pixels_of
+from trueup.bench.method_spec import guarded
 from trueup.bench.settings import PAPER, make_sweep, resolve
-from trueup.bench.specs import guarded
 from trueup.bench.sweep import check_device
 from trueup.cli import options
 from trueup.cli.progress import bar
@@ -27,14 +26,15 @@ from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
 from trueup.data.channels import make_channels
 from trueup.data.domains import CorruptedDomain, Domain, FileDomain
-from trueup.data.loading import Loader, Place
+from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import AS_STORED, Reading
 from trueup.data.scanning import Scan, log_skipped
 from trueup.data.streams import batches
 from trueup.data.survey import survey_domains
-from trueup.deploy.compare import Trial, look
-from trueup.deploy.estimates import Estimate, Finding, Score, advise, estimate
+from trueup.deploy.compare import Trial, compare_methods
+from trueup.deploy.estimates import Estimate, MethodReport, Score, advise, estimate
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
+from trueup.views import make_normalization
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 USUAL = tuple(name for name in PAPER if name != "source")
@@ -141,10 +141,10 @@ class Stand:
 
     def watch(
         self, domain: Domain, order: NDArray[np.int64], *, labelled: bool, title: str = "batches"
-    ) -> tuple[list[Finding], int]:
+    ) -> tuple[list[MethodReport], int]:
         """Run the methods over images in this order, with a bar; also return how many could not be read."""
         channels = make_channels(self.seen["normalize"], self.seen.get("grey", False))
-        loader = Loader(Place([domain]), self.seen["size"], channels, keep=True, device=self.device)
+        loader = Loader(ConcatDomains([domain]), self.seen["size"], channels, keep=True, device=self.device)
         stream = list(batches(order, self.batch))
 
         def shown() -> Iterator[tuple[Tensor, NDArray[np.int64] | None]]:
@@ -154,14 +154,14 @@ class Stand:
         how: dict[str, Any] = {
             "device": self.device,
             "seed": self.seed,
-            "pixels": pixels_of(channels.mean, channels.std),
+            "pixels": make_normalization(channels.mean, channels.std),
         }
         with bar(title) as advance:
             done, total = iter(range(1, 10**9)), 2 * len(stream) * len(self.trials)
-            found = look(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
+            found = compare_methods(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
         return found, len(loader.broken)
 
-    def calibrate(self, domain: Domain, most: int) -> dict[str, list[Finding]]:
+    def calibrate(self, domain: Domain, most: int) -> dict[str, list[MethodReport]]:
         """Run the methods over at most so many labelled source images, clean and corrupted."""
         views: dict[str, Domain] = {"clean": domain}
         views |= {f"{name}-{SEVERITY}": CorruptedDomain(domain, name, SEVERITY, self.seed) for name in SCENES}
@@ -257,7 +257,7 @@ def trials_of(texts: list[str]) -> dict[str, Trial]:
     return made
 
 
-def tell_json(findings: list[Finding], scenes: dict[str, list[Finding]], *, broken: int, said: str) -> None:
+def tell_json(findings: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:
     """Print the result as JSON: shares of 1, null for what is not known."""
     streams = list(scenes.values())
     found, advice = estimate(findings, streams), advise(findings, streams)
@@ -274,12 +274,12 @@ def tell_json(findings: list[Finding], scenes: dict[str, list[Finding]], *, brok
     typer.echo(json.dumps(result, indent=2))
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _plain(finding: MethodReport) -> dict[str, Any]:
     values = {key: value for key, value in vars(finding).items() if key != "answers"}
     return {key: value.value if isinstance(value, Score) else value for key, value in values.items()}
 
 
-def tell(findings: list[Finding], scenes: dict[str, list[Finding]], *, broken: int, said: str) -> None:
+def tell(findings: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:
     """Print what was found, and what follows from it."""
     streams = list(scenes.values())
     found, advice = estimate(findings, streams), advise(findings, streams)
@@ -296,7 +296,7 @@ def tell(findings: list[Finding], scenes: dict[str, list[Finding]], *, broken: i
     console.print(NOTE + how, style="dim")
 
 
-def _table(findings: list[Finding], found: list[Estimate], title: str) -> Table:
+def _table(findings: list[MethodReport], found: list[Estimate], title: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     labelled = any(finding.accuracy is not None for finding in findings)
     heads = [title, "agreement %", "confidence %", "entropy", "classes", "seconds"]

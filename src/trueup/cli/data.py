@@ -229,7 +229,7 @@ def _sizes(part: Part) -> str:
 
 
 def _draw(report: MaskReport, folder: Path) -> list[str]:
-    from trueup.data.sheets import draw_sheets
+    from trueup.data.contact_sheets import draw_sheets
 
     cases = {domain: found.cases for domain, found in report.found.items()}
     with bar("drawing") as advance:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from trueup import augment
+from trueup import views as augment
 from trueup.core.method import GradientMethod, Method
 from trueup.core.registry import get_method, list_methods
 

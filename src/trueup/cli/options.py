@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from trueup.bench.specs import name_value
+from trueup.bench.method_spec import name_value
 from trueup.data.channels import Normalize, check_normalize
 from trueup.data.pictures import RESIZES, Reading
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from trueup.bench.jobs import Job
 from trueup.bench.sweep import Plan
-from trueup.bench.work import Job
 
 
 class Stop:

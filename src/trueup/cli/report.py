@@ -10,11 +10,11 @@ from rich.console import Console
 
 from trueup.bench.records import Record, read_records
 from trueup.report.figures import save
-from trueup.report.lines import done
 from trueup.report.page import page
 from trueup.report.palette import labels_of
+from trueup.report.record_figures import plates
+from trueup.report.record_rows import done
 from trueup.report.render import render
-from trueup.report.series import plates
 from trueup.report.tables import tables
 from trueup.report.traces import Traces
 

@@ -19,11 +19,11 @@ from trueup.cli.options import given
 from trueup.cli.progress import SweepBars
 from trueup.report.figures import save
 from trueup.report.palette import labels_of
+from trueup.report.paper_table import versus
+from trueup.report.record_figures import plates
 from trueup.report.render import render
-from trueup.report.series import plates
 from trueup.report.tables import Table
 from trueup.report.traces import Traces
-from trueup.report.versus import versus
 
 HELP = """A table or figure of the TSD paper by name: runs what is missing, prints ours, the paper's, the difference.
 

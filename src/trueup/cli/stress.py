@@ -19,7 +19,7 @@ from trueup.cli.options import given
 from trueup.cli.progress import SweepBars
 from trueup.report.heatmap import heatmap
 from trueup.report.render import render
-from trueup.report.stress import StressTest, stress_tests
+from trueup.report.stress_tables import StressTest, stress_tests
 
 SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; again for more; all if left out.")
 QUICK = typer.Option(False, "--quick", help="A first look: the first seed and target, 256 images, a shorter long.")

@@ -10,9 +10,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from trueup.bench.jobs import perform
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import CHECKPOINTS, plan
-from trueup.bench.work import perform
 from trueup.cli import options
 from trueup.cli.options import given
 from trueup.cli.progress import bar

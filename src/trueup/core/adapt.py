@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trueup.augment import pixels_of
 from trueup.core.adapter import Adapter
-from trueup.core.engine import Engine
-from trueup.core.guard import Guard
 from trueup.core.method import Method
 from trueup.core.presets import with_preset
 from trueup.core.registry import get_method, make_method
-from trueup.core.shift import Shift
+from trueup.guard.config import Guard
+from trueup.guard.drift_alarm import Shift
+from trueup.model.runner import Engine
+from trueup.views import make_normalization
 
 
 def adapt(
@@ -58,7 +58,7 @@ def adapt(
     method, guard, given = _resolved(method, preset, guard, hyper)
     return Adapter(
         model, method, guard=_usual_guard(method) if guard is True else guard or None, head=head, output=output,
-        example=example, multilabel=multilabel, seed=seed, given=given, pixels=pixels_of(mean, std),
+        example=example, multilabel=multilabel, seed=seed, given=given, pixels=make_normalization(mean, std),
         engine=Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory), every=every,
     )  # fmt: skip
 

@@ -13,30 +13,32 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from trueup import devices
-from trueup.augment import Pixels
-from trueup.core.anchor import Answer, source_logits
+from trueup.core.autosave import Autosave
 from trueup.core.building import build_for
-from trueup.core.calls import read_call
-from trueup.core.copying import calling, copy_model, fork, kept_tensors, look_for_caches, move, put
+from trueup.core.copying import assign_tensor, calling, copy_model, fork, kept_tensors, look_for_caches, move
 from trueup.core.describe import describe
 from trueup.core.effects import check_effect
-from trueup.core.engine import Engine
 from trueup.core.export import plain_copy
-from trueup.core.guard import Guard, Health, last_numbers, plain_health
-from trueup.core.inputs import check_input, check_model
-from trueup.core.keeper import Keeper
-from trueup.core.labels import PerLabel
-from trueup.core.method import GradientMethod, Method, flag, whole
+from trueup.core.frozen_source import Answer, source_logits
+from trueup.core.method import GradientMethod, Method
+from trueup.core.multilabel import PerLabel
 from trueup.core.preparing import prepare
-from trueup.core.randomness import RandomStream
-from trueup.core.robust import LEAST
-from trueup.core.sharpness import backward, second_loss
-from trueup.core.snapshot import load, save
-from trueup.core.split import Output, SplitModel
-from trueup.core.steps import decides, step_if_finite
+from trueup.core.random_stream import RandomStream
+from trueup.core.second_pass import second_loss
+from trueup.core.state import load, save
 from trueup.core.undo import CallLock, Scratch, Undo, all_or_nothing, serialized
-from trueup.core.watch import Watch
+from trueup.devices import waits
+from trueup.guard.config import Guard, Health, last_numbers, plain_health
+from trueup.guard.monitor import Monitor
+from trueup.model.calls import read_call
+from trueup.model.inputs import check_input, check_model
+from trueup.model.runner import Engine
+from trueup.model.sam import backward
+from trueup.model.split_model import Output, SplitModel
+from trueup.model.steps import decides, step_if_finite
+from trueup.norm.robust import LEAST
+from trueup.validate import check_bool, check_int
+from trueup.views import Normalization
 
 log = logging.getLogger("trueup")
 
@@ -47,21 +49,21 @@ class Adapter(nn.Module):
     def __init__(
         self, model: nn.Module, method: Method, *, head: str | None = None,
         output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
-        seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, pixels: Pixels | None = None,
-        engine: Engine | None = None, every: int = 1,
+        seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
+        pixels: Normalization | None = None, engine: Engine | None = None,
     ) -> None:  # fmt: skip
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
         check_model(model)
         if isinstance(model, Adapter):
             raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
-        whole("seed", seed, 0)
-        whole("every", every, 1)
-        flag("multilabel", multilabel)
+        check_int("seed", seed, 0)
+        check_int("every", every, 1)
+        check_bool("multilabel", multilabel)
         self.method, self.multilabel, self._given, self.every, self.paused = method, multilabel, given, every, False
-        self._watch, self._lock, self._scratch = None if guard is None else Watch(guard), CallLock(), Scratch()
+        self._watch, self._lock, self._scratch = None if guard is None else Monitor(guard), CallLock(), Scratch()
         self._undo: Undo | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: Autosave | None = None
         self._hooks: Method | PerLabel = method
         self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
@@ -80,8 +82,6 @@ class Adapter(nn.Module):
         if example is not None:
             with torch.inference_mode(False), calling(self, x := self._entered((example,))):
                 build_for(self, x)
-
-    # The flow
 
     @serialized
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -134,16 +134,16 @@ class Adapter(nn.Module):
         twice = self._optimizer is not None and net.twice
         # The policy holds until after backward, for models that recompute their activations there.
         with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing(len(x)):
-            with nullcontext() if learns else net.reading():
+            with nullcontext() if learns else net.frozen_statistics():
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
-        if learns and twice and len(fit := x[net.usual_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
+        if learns and twice and len(fit := x[net.inlier_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
             with torch.enable_grad(), net.learning(), net.normalizing(len(fit)):
                 again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
-                net.settle()
+                net.update_estimates()
             answer = method.predict(net, first, self.state).detach()
         if again:
             self._restart()
@@ -159,7 +159,7 @@ class Adapter(nn.Module):
             method.observe(net, out, state)
         for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
             if step > 0:
-                with net.reading():
+                with net.frozen_statistics():
                     out = method.forward(net, x, state)
             with exact():
                 self._update(out)
@@ -189,7 +189,7 @@ class Adapter(nn.Module):
         self._expect_update()
         grads = [p.grad for p in parameters if p.grad is not None]
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
-        if self._watch is None and devices.waits(size) and decides(optimizer):
+        if self._watch is None and waits(size) and decides(optimizer):
             self.net.steps.taken(step_if_finite(optimizer, size))
         elif not bool(size.isfinite()):
             self.net.steps.left_out()
@@ -220,8 +220,8 @@ class Adapter(nn.Module):
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
-            self._warned.add(message)
             log.warning(message, *values)
+        self._warned.add(message)
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, rows: bool = True) -> Tensor:
         """The images of a call, checked."""
@@ -249,8 +249,8 @@ class Adapter(nn.Module):
         """The model at its source, with the state of a fresh adapter or a copy of this one."""
         self._expect_update()
         with torch.inference_mode(False), torch.no_grad():
-            for name, tensor in self._watched().items():
-                put(self.net.model, name, tensor, self._source[name])
+            for name, tensor in self._mutable_tensors().items():
+                assign_tensor(self.net.model, name, tensor, self._source[name])
             self.net.restart()
             torch.clear_autocast_cache()
             self.state = copy.deepcopy(state or self._fresh[0])
@@ -259,7 +259,7 @@ class Adapter(nn.Module):
             named = [(name, p) for name, p in named if p.requires_grad]
             self._optimizer = self.method.optimizer(named) if named else None
 
-    def _watched(self) -> dict[str, Tensor]:
+    def _mutable_tensors(self) -> dict[str, Tensor]:
         """What of the model may change: the selected parameters and the buffers of statistics."""
         tensors: dict[str, Tensor] = {**dict(self.net.model.named_parameters()), **dict(self.net.model.named_buffers())}
         return {name: tensors[name] for name in self._source}
@@ -311,7 +311,7 @@ class Adapter(nn.Module):
     @serialized
     def checkpoint(self, folder: str | Path, *, every: int = 100, keep: int = 3) -> int:
         """Write the last few states to a folder, and go on from the newest; return how many batches that has seen."""
-        keeper = Keeper(Path(folder), every, keep)
+        keeper = Autosave(Path(folder), every, keep)
         with torch.inference_mode(False):
             seen = self.batches if keeper.resume(self) else 0
         self._keeper = keeper

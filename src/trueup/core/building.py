@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.copying import look_for_caches
-from trueup.core.effects import select_parameters
-from trueup.core.labels import PerLabel
+from trueup.core.effects import choose_parameters
+from trueup.core.multilabel import PerLabel
 from trueup.core.probing import probe
-from trueup.core.registry import suited
-from trueup.core.tuning import tuned
+from trueup.core.registry import for_task
+from trueup.model.autotune import autotune
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -40,8 +40,8 @@ def build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tenso
 
 
 def _build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tensor | None) -> None:
-    net, method = adapter.net, suited(adapter.method, adapter._given, task)
-    selected = select_parameters(adapter, method, head)
+    net, method = adapter.net, for_task(adapter.method, adapter._given, task)
+    selected = choose_parameters(adapter, method, head)
     adapter.method, adapter.task = method, task
     adapter._hooks = PerLabel(method, channels) if adapter.multilabel else method
     net.attach(head, channels, dense=task == "segmentation")
@@ -51,7 +51,7 @@ def _build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tens
         p.requires_grad_(True)
     if x is not None and net.engine.open:
         with adapter._random.drawing(x.device):
-            net.use(tuned(net, x, learns=bool(selected)))
+            net.use(autotune(net, x, learns=bool(selected)))
     adapter._source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}
     adapter._fresh = (fresh_state(adapter),)
     adapter._built = True

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trueup.core.caches import find_caches
-from trueup.core.calls import Batch, refuse_parts
 from trueup.core.effects import check_precision
-from trueup.core.heads import with_few_images
-from trueup.core.randomness import undisturbed
-from trueup.core.split import SplitModel
+from trueup.core.random_stream import undisturbed
+from trueup.model.caches import find_caches
+from trueup.model.calls import Batch, refuse_parts
+from trueup.model.heads import with_few_images
+from trueup.model.split_model import SplitModel
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -98,7 +98,7 @@ def _refuse_state_dict(*_: Any) -> None:
     raise TypeError("adapters that share weights cannot load a state dict, which would write into all; use load(path)")
 
 
-def put(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:
+def assign_tensor(model: nn.Module, name: str, target: Tensor, value: Tensor) -> None:
     """Give a parameter or buffer of a model a value: in place, or anew where a buffer has changed its shape."""
     if target.shape != value.shape:
         prefix, _, leaf = name.rpartition(".")

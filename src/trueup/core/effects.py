@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.method import GradientMethod, Method
-from trueup.core.params import KEYWORDS, norm_layers, select
+from trueup.model.params import KEYWORDS, norm_layers, select_parameters
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -31,7 +31,7 @@ def check_effect(model: nn.Module, method: Method) -> None:
     if isinstance(method, GradientMethod) and method.params != "none":
         _check_differentiable(model, method)
         if method.params not in ("head", "backbone"):
-            check_precision(select(model, method.params, None), method)
+            check_precision(select_parameters(model, method.params, None), method)
     elif _statistics_only(method) and not any(_follows(module) for module in model.modules()):
         log.warning(
             "%s changes nothing in this model: it only sets the statistics of BatchNorm layers, and %s; "
@@ -40,12 +40,12 @@ def check_effect(model: nn.Module, method: Method) -> None:
         )  # fmt: skip
 
 
-def select_parameters(adapter: Adapter, method: Method, head: str | None) -> dict[str, nn.Parameter]:
+def choose_parameters(adapter: Adapter, method: Method, head: str | None) -> dict[str, nn.Parameter]:
     """Select what a method updates, and say once if the user has frozen some of it but not the whole model."""
     if not isinstance(method, GradientMethod):
         return {}
     flags, params = adapter._flags, method.params
-    selected = select(adapter.net.model, params, head, flags)
+    selected = select_parameters(adapter.net.model, params, head, flags)
     check_precision(selected, method)
     frozen = [name for name in selected if not flags.get(name, True)]
     # A model that is frozen as a whole was frozen for inference; an expression or a function names what it means.

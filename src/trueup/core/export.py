@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.copying import copy_model
-from trueup.core.method import one_of
-from trueup.core.split import SplitModel
-from trueup.core.statistics import policy_of
-from trueup.core.used_statistics import UsedStatistics
+from trueup.model.split_model import SplitModel
+from trueup.norm.policy import policy_of
+from trueup.norm.used_statistics import UsedStatistics
+from trueup.validate import check_choice
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -25,7 +25,7 @@ STATISTICS = ("adapted", "source")
 
 def plain_copy(adapter: Adapter, statistics: str) -> nn.Module:
     """Copy the model that answers and give its BatchNorm layers the statistics of the stream, or the source's."""
-    one_of("statistics", statistics, STATISTICS)
+    check_choice("statistics", statistics, STATISTICS)
     net = answering_network(adapter)
     model = copy_model(net.plain())
     for name, p in model.named_parameters():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.atomic import put
+from trueup.atomic import write_atomic
 
 _BLANK = b"0" * 64
 
@@ -28,7 +28,7 @@ def write(
     metadata = {"format": f"trueup-{kind}-1", "header": json.dumps(header), "sha256": _BLANK.decode()}
     blob = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     blob = blob.replace(_BLANK, hashlib.sha256(blob).hexdigest().encode(), 1)
-    put(path, blob, private=private)
+    write_atomic(path, blob, private=private)
 
 
 def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], dict[str, Any]]:

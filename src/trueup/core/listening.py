@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from trueup.core.method import Method
-from trueup.core.split import Output, SplitModel
+from trueup.model.split_model import Output, SplitModel
 
 
 def heard(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -11,9 +10,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from trueup.core.params import Params
-from trueup.core.split import Output, SplitModel
-from trueup.core.statistics import policy_of
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.norm.policy import policy_of
+from trueup.validate import check_bool, check_float, check_int, check_pattern
 
 Named = Iterable[tuple[str, nn.Parameter]]
 
@@ -80,7 +80,7 @@ class Method:
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
         policy_of(self.norm)
-        flag("episodic", self.episodic)
+        check_bool("episodic", self.episodic)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The state: a module whose buffers are remembered and whose parameters join the optimiser."""
@@ -135,10 +135,10 @@ class GradientMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("lr", self.lr, 0)
-        whole("steps", self.steps, 1)
+        check_float("lr", self.lr, 0)
+        check_int("steps", self.steps, 1)
         if not callable(self.params):
-            pattern("params", self.params)
+            check_pattern("params", self.params)
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """The optimiser of the parameters that are updated: Adam, with torch's other defaults."""
@@ -149,41 +149,3 @@ class GradientMethod(Method):
 def fusable(parameters: Iterable[Tensor]) -> bool:
     """Whether torch has a fused optimiser for all of these."""
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-
-
-def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Refuse a value that is not on the list."""
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
-
-
-def pattern(name: str, value: Any) -> None:
-    """Refuse what is no regular expression; a keyword is one, too."""
-    try:
-        fits = isinstance(value, str) and value and re.compile(value)
-    except re.error as error:
-        raise ValueError(f"{name}={value!r} is no regular expression: {error}") from error
-    if not fits:
-        raise ValueError(f"{name}={value!r} must be a keyword, a regular expression or a function of the name")
-
-
-def flag(name: str, value: Any) -> None:
-    """Refuse what is neither True nor False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} must be True or False")
-
-
-def in_range(name: str, value: Any, low: float, high: float = float("inf")) -> None:
-    """Refuse what is not a finite number in [low, high]."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-    if not fits or value == float("inf"):
-        bounds = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
-        raise ValueError(f"{name}={value!r} must be a number {bounds}")
-
-
-def whole(name: str, value: Any, low: int, *, none: bool = False) -> None:
-    """Refuse what is not a whole number from `low` on, or None where that is allowed."""
-    if none and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name}={value!r} must be a whole number from {low} on{' or None' if none else ''}")

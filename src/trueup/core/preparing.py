@@ -28,7 +28,7 @@ def prepare(adapter: Adapter, loader: Iterable[Any]) -> None:
             build_for(adapter, first)
         fresh = fresh_state(adapter)
         policy = adapter.net.normalizing(len(first))
-        with adapter._random.drawing(first.device), torch.enable_grad(), adapter.net.reading(), policy:
+        with adapter._random.drawing(first.device), torch.enable_grad(), adapter.net.frozen_statistics(), policy:
             adapter._hooks.prepare(adapter.net, (x for part in ([first], checked) for x in part), fresh)
         adapter._fresh, adapter._prepared = (fresh,), True
         adapter.reset()

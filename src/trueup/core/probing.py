@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trueup.core.calls import Batch
 from trueup.core.copying import copy_model
-from trueup.core.heads import as_logits, look_for_head, run
-from trueup.core.inputs import check_logits, check_values
+from trueup.finite import check_values
+from trueup.model.calls import Batch
+from trueup.model.heads import as_logits, call_model, look_for_head
+from trueup.model.inputs import check_logits
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
@@ -36,7 +37,7 @@ def probe(adapter: Adapter, x: Tensor) -> tuple[str | None, int, str]:
 def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[Any], Tensor] | None) -> None:
     """Refuse a tensor that has as many rows as there are images but is not about them, such as one row per class."""
     try:
-        few = as_logits(run(model, x[:2]), output, rows=2, least=1)
+        few = as_logits(call_model(model, x[:2]), output, rows=2, least=1)
     except Exception:  # a model of a fixed batch size cannot be asked
         return
     if few.shape[1] != logits.shape[1]:

@@ -68,7 +68,7 @@ def make_method(name: str, hyper: Mapping[str, Any], task: str | None = None) ->
     return cls(**hyper)
 
 
-def suited(method: Method, given: Mapping[str, Any] | None, task: str) -> Method:
+def for_task(method: Method, given: Mapping[str, Any] | None, task: str) -> Method:
     """A method, or its sibling for this task if it was made by name with the hyper-parameters `given`."""
     name = method.info.name
     if task in method.info.tasks:

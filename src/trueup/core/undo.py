@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trueup.core.split import SplitModel
-from trueup.journal import Journal, Journaled
+from trueup.memory.journal import Journal, Journaled
+from trueup.model.split_model import SplitModel
 
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter

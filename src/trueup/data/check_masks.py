@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trueup.data.cards import CARDS
 from trueup.data.check import Progress, few
 from trueup.data.datasets import phantoms
-from trueup.data.datasets.found import Found, NotThereError
+from trueup.data.datasets.file_matching import Found, NotThereError
 from trueup.data.datasets.masked import ON_DISK, Structures, shelves
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
 from trueup.data.scanning import describe, left_out

@@ -26,7 +26,7 @@ CACHE = 2**30  # bytes of decoded images that may be kept for another pass
 
 
 @dataclass(frozen=True)
-class Place:
+class ConcatDomains:
     """Where the images of a stream come from: several domains, one after the other, numbered through."""
 
     domains: Sequence[Domain]
@@ -60,8 +60,8 @@ class Loader:
     """Batches (x, indices) of a stream, normalised float32. Images that cannot be read are left out and remembered."""
 
     def __init__(
-        self, place: Place, size: int, channels: Channels | str = "imagenet", *, threads: int = 2, keep: bool = False,
-        device: str | torch.device = "cpu",
+        self, place: ConcatDomains, size: int, channels: Channels | str = "imagenet", *, threads: int = 2,
+        keep: bool = False, device: str | torch.device = "cpu",
     ) -> None:  # fmt: skip
         """channels: those that the network sees; a name of `NORMALIZE` for three.
 

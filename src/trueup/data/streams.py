@@ -159,7 +159,7 @@ def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options
     return STREAMS[name](labels, domains, seed, **options)
 
 
-def even(order: Order, size: int) -> list[Order]:
+def balanced_batches(order: Order, size: int) -> list[Order]:
     """Consecutive batches of at most this size, all nearly alike: no single slice is left for a batch of its own."""
     _whole("size", size, 1, "a batch has at least one image")
     return np.array_split(order, -(-len(order) // size))

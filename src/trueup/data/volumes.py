@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.atomic import put
+from trueup.atomic import write_atomic
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import Mask
 
@@ -128,7 +128,7 @@ def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
     if mask.shape != grid.shown:
         raise ValueError(f"the mask has {times(mask.shape)} voxels, the volume has {times(grid.shown)}")
     stored = grid.store(mask)
-    put(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
+    write_atomic(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
 
 
 def suffix(path: Path) -> str:

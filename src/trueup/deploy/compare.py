@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trueup.augment import Pixels
 from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
-from trueup.core.guard import Guard
 from trueup.core.listening import heard
 from trueup.core.method import Method
-from trueup.core.split import Output, SplitModel
-from trueup.deploy.estimates import Finding, Score
+from trueup.deploy.estimates import MethodReport, Score
+from trueup.guard.config import Guard
+from trueup.model.split_model import Output, SplitModel
+from trueup.views import Normalization
 
 DRAWS, DROPPED, POWER = 10, 0.4, 3  # AETTA: dropout passes and rate, exponent
 EVEN = 8  # images of no class in particular that diversity starts from: one sure image is no collapse
@@ -41,7 +41,7 @@ class Trial:
 
 
 @dataclass
-class Sighting:
+class MethodRun:
     """What was seen of a method, image by image."""
 
     probs: list[Tensor] = field(default_factory=list)
@@ -51,10 +51,10 @@ class Sighting:
     seconds: float = 0.0
 
 
-def look(
+def compare_methods(
     model: nn.Module, trials: Mapping[str, Trial], batches: Batches, *, device: str = "cpu", seed: int = 0,
-    pixels: Pixels | None = None, tick: Callable[[], None] = lambda: None,
-) -> list[Finding]:  # fmt: skip
+    pixels: Normalization | None = None, tick: Callable[[], None] = lambda: None,
+) -> list[MethodReport]:  # fmt: skip
     """Run each method over the stream from a fresh copy of the model, and again from a disturbed one.
 
     The first method must be the frozen source. `tick` is called after each batch of each run.
@@ -64,10 +64,10 @@ def look(
     are dropped before its head, so that the frozen source and methods without chance have two runs, too.
     """
     head = _tried(model, trials, batches, pixels)
-    sightings: dict[str, Sighting] = {}
+    sightings: dict[str, MethodRun] = {}
     labels: list[NDArray[np.int64]] = []
     for name, trial in trials.items():
-        sighting, judge, answers = Sighting(), Aetta(seed), []
+        sighting, judge, answers = MethodRun(), Aetta(seed), []
         adapter = trial.adapter(model, heard(trial.method, judge.hear, judge.first), seed=seed, pixels=pixels)
         adapter = adapter.to(device)
         for x, y in batches():
@@ -92,7 +92,7 @@ def look(
     return [_finding(name, sighting, first, truth) for name, sighting in sightings.items()]
 
 
-def _tried(model: nn.Module, trials: Mapping[str, Trial], batches: Batches, pixels: Pixels | None) -> str | None:
+def _tried(model: nn.Module, trials: Mapping[str, Trial], batches: Batches, pixels: Normalization | None) -> str | None:
     """Refuse what cannot run before anything does; the name of the model's head."""
     first = next(iter(batches()), None)
     if first is None:
@@ -132,10 +132,10 @@ def _dropped(features: Tensor, random: torch.Generator) -> Tensor:
     return features * (torch.rand(features.shape, generator=random) >= DROPPED).to(features) / (1 - DROPPED)
 
 
-def _finding(name: str, sighting: Sighting, source: Tensor, truth: Tensor | None) -> Finding:
+def _finding(name: str, sighting: MethodRun, source: Tensor, truth: Tensor | None) -> MethodReport:
     p = torch.cat(sighting.probs)
     answers, middle = p.argmax(dim=1), p.mean(dim=0)
-    return Finding(
+    return MethodReport(
         name=name,
         answers=answers,
         agreement=float((answers == source.argmax(dim=1)).double().mean()),

@@ -48,7 +48,7 @@ def standard_error(score: Score, other: Score | None = None) -> float:
 
 
 @dataclass(frozen=True)
-class Finding:
+class MethodReport:
     """The results of one method on a stream; entropy is in nats."""
 
     name: str
@@ -77,7 +77,7 @@ class Finding:
         return {kind: score for kind, score in named.items() if score is not None}
 
 
-Findings = Sequence[Finding]
+Findings = Sequence[MethodReport]
 """Of all methods on one stream; the frozen source is the first."""
 
 
@@ -199,7 +199,7 @@ def _mean(ratios: Sequence[Ratio]) -> float:
     return statistics.mean(r.value for r in ratios)
 
 
-def _collapse(finding: Finding, source: Finding) -> str | None:
+def _collapse(finding: MethodReport, source: MethodReport) -> str | None:
     if finding.classes < FEWER * source.classes:
         return f"{finding.name} uses {finding.classes:.1f} classes where the source uses {source.classes:.1f}"
     if finding.agreement < STRANGE:
@@ -277,7 +277,7 @@ def lead(findings: Findings, scenes: Sequence[Findings], i: int, j: int, kind: s
     return Lead(NO_KIND, 0.0, 1.0, 0.0)
 
 
-def _score(finding: Finding, kind: str) -> Score | None:
+def _score(finding: MethodReport, kind: str) -> Score | None:
     return finding.accuracy if kind == "accuracy" else finding.estimates.get(kind)
 
 
@@ -309,7 +309,7 @@ def _choose(findings: Findings, scenes: Sequence[Findings], fit: Sequence[int], 
     return Advice((best.name, *(findings[k].name for k in ties)), tuple(reasons))
 
 
-def _keep(source: Finding, best: Finding, ahead: Lead, told: str) -> Advice:
+def _keep(source: MethodReport, best: MethodReport, ahead: Lead, told: str) -> Advice:
     """Advise the source where no method seems to be ahead, if that is certain to within FAR."""
     if ahead.kind == NO_KIND:
         return Advice((source.name,), (f"{best.name} cannot be compared with it: there is {NO_KIND}",), certain=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 from trueup.data.channels import Channels
 from trueup.data.pictures import BrokenImageError, Range
 from trueup.data.volumes import Grid, count_channels, read_volume, write_mask
-from trueup.deploy.images import Image
+from trueup.deploy.folder_images import Image
 
 log = logging.getLogger("trueup")
 

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.augment import moco_view, weak_view
-from trueup.core.method import GradientMethod, Info, Named, fusable, in_range, whole
+from trueup.core.method import GradientMethod, Info, Named, fusable
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import cosine, negative_diversity
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float, check_int
+from trueup.views import moco_view, weak_view
 
 
 @register
@@ -35,8 +36,7 @@ class AdaContrast(GradientMethod):
     """The least part of an image in a strong view; the online form has 1, the whole, for CIFAR and ImageNet-C."""
 
     info = Info(
-        name="adacontrast",
-        title="AdaContrast, online",
+        name="adacontrast", title="AdaContrast, online",
         paper="Chen et al., Contrastive Test-Time Adaptation, CVPR 2022",
         needs=("head", "one class"),
         unfit="views that are cropped and mirrored do not agree pixel by pixel",
@@ -49,9 +49,9 @@ class AdaContrast(GradientMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, low in (("neighbors", 1), ("warmup", 0), ("capacity", 1)):
-            whole(name, getattr(self, name), low)
+            check_int(name, getattr(self, name), low)
         for name, least in (("temperature", 0.001), ("momentum", 0), ("crop", 0.01)):
-            in_range(name, getattr(self, name), least, 1)
+            check_float(name, getattr(self, name), least, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The slow encoder, an empty bank (features, probs), and a queue of random keys with random labels."""
@@ -83,7 +83,7 @@ class AdaContrast(GradientMethod):
     def observe(self, net: SplitModel, out: Output, state: Any) -> None:
         """The slow encoder sees the weak views, too, and its statistics move with them."""
         out.memo["slow"] = state.slow(out.memo["weak"], update=True)
-        state.slow.settle()
+        state.slow.update_estimates()
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """The contrast is of an image's own key with those of other classes."""

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.augment import check_images, cotta_view
-from trueup.core.method import GradientMethod, Info, in_range, whole
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
-from trueup.core.statistics import KEEPING, policy_of
 from trueup.losses import soft_cross_entropy
+from trueup.model.split_model import Output, SplitModel
+from trueup.norm.policy import KEEPING, policy_of
+from trueup.validate import check_float, check_int
+from trueup.views import check_images, cotta_view
 
 
 @register
@@ -52,9 +53,9 @@ class Cotta(GradientMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("views", "chunk"):
-            whole(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         for name in ("confidence", "momentum", "restore"):
-            in_range(name, getattr(self, name), 0, 1)
+            check_float(name, getattr(self, name), 0, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The teacher, and the source."""
@@ -65,7 +66,7 @@ class Cotta(GradientMethod):
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """The student's pass, with the teacher's target in `memo`; estimates of both move to the images themselves."""
         check_images(x, net.pixels)
-        with torch.no_grad(), state.teacher.reading() if net._reading else nullcontext():
+        with torch.no_grad(), state.teacher.frozen_statistics() if net._reading else nullcontext():
             sure = F.softmax(state.anchor(x).logits, dim=1).amax(dim=1).mean()
             target = self._target(state.teacher, x, unsure=float(sure) < self.confidence)
         out = net(x, update=True)
@@ -78,7 +79,7 @@ class Cotta(GradientMethod):
             target = teacher(x, update=True).logits
         if unsure:
             target = self._averaged(teacher, x)
-        teacher.settle()
+        teacher.update_estimates()
         return target
 
     @property

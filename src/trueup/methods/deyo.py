@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, Named, in_range, whole
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info, Named
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
 from trueup.methods.sar import forget_gradients, without_last
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float, check_int
 
 
 @register
@@ -54,12 +55,12 @@ class Deyo(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("margin", self.margin, 0)
-        in_range("weight_margin", self.weight_margin, 0)
-        in_range("fall", self.fall, -1, 1)
-        whole("patches", self.patches, 1)
-        in_range("spared", self.spared, 0, 1)
-        in_range("momentum", self.momentum, 0, 1)
+        check_float("margin", self.margin, 0)
+        check_float("weight_margin", self.weight_margin, 0)
+        check_float("fall", self.fall, -1, 1)
+        check_int("patches", self.patches, 1)
+        check_float("spared", self.spared, 0, 1)
+        check_float("momentum", self.momentum, 0, 1)
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """One pass, and one of the shuffled images, which moves no statistics."""

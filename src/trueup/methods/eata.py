@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import Info, in_range
+from trueup.core.method import Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.methods.eta import Eta
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float
 
 
 @register
@@ -38,7 +39,7 @@ class Eata(Eta):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("fisher_weight", self.fisher_weight, 0)
+        check_float("fisher_weight", self.fisher_weight, 0)
 
     def init(self, net: SplitModel) -> nn.Module:
         """Fisher information F and the source values θ0, in the order of the selected parameters."""

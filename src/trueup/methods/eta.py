@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info, Named, fusable, in_range
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info, Named, fusable
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float
 
 
 @register
@@ -46,10 +47,10 @@ class Eta(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("margin", self.margin, 0)
-        in_range("momentum", self.momentum, 0, 1)
+        check_float("margin", self.margin, 0)
+        check_float("momentum", self.momentum, 0, 1)
         if self.redundancy != "auto":
-            in_range("redundancy", self.redundancy, 0)
+            check_float("redundancy", self.redundancy, 0)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The running mean m of selected predictions; zero until there is one."""

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import Info, Method, flag, one_of, whole
+from trueup.core.method import Info, Method
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_bool, check_choice, check_int
 
 
 @register
@@ -41,9 +42,9 @@ class Lame(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("affinity", self.affinity, ("knn", "rbf", "linear"))
-        whole("neighbors", self.neighbors, 1)
-        flag("symmetric", self.symmetric)
+        check_choice("affinity", self.affinity, ("knn", "rbf", "linear"))
+        check_int("neighbors", self.neighbors, 1)
+        check_bool("symmetric", self.symmetric)
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Log-probabilities; those of the model for a batch of one image."""

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.augment import augmix_view
-from trueup.core.method import GradientMethod, Info, Named, fusable, whole
+from trueup.core.method import GradientMethod, Info, Named, fusable
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_int
+from trueup.views import augmix_view
 
 
 @register
@@ -40,7 +41,7 @@ class Memo(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("views", self.views, 1)
+        check_int("views", self.views, 1)
 
     def rows(self, state: nn.Module, n: int) -> int:
         """One image at a time."""

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.album import Balanced
-from trueup.core.method import GradientMethod, Info, whole
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
+from trueup.memory.image_buffer import PbrsBuffer
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_int
 
 
 @register
@@ -41,14 +42,14 @@ class Note(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("capacity", self.capacity, 2)
-        whole("every", self.every, 1)
+        check_int("capacity", self.capacity, 2)
+        check_int("every", self.every, 1)
 
-    def init(self, net: SplitModel) -> Balanced:
+    def init(self, net: SplitModel) -> PbrsBuffer:
         """An empty memory."""
-        return Balanced(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
+        return PbrsBuffer(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
 
-    def rows(self, state: Balanced, n: int) -> int:
+    def rows(self, state: PbrsBuffer, n: int) -> int:
         """Up to the next update; robust statistics want whole batches to learn from."""
         return n if self.norm == "robust" else min(n, state.due(self.every))
 
@@ -58,14 +59,14 @@ class Note(GradientMethod):
         with torch.no_grad():
             return net(x, update=not self._remembers)
 
-    def observe(self, net: SplitModel, out: Output, state: Balanced) -> None:
+    def observe(self, net: SplitModel, out: Output, state: PbrsBuffer) -> None:
         """Offer the images to the memory; when an update is due, statistics move to the memory's."""
         state.add(out.x, out.logits.argmax(dim=1))
         if state.wait(len(out.x), self.every):
             with torch.enable_grad(), net.centred():
                 out.memo["logits"] = net(_images(net, state), update=self._remembers).logits
 
-    def loss(self, net: SplitModel, out: Output, state: Balanced) -> Tensor | None:
+    def loss(self, net: SplitModel, out: Output, state: PbrsBuffer) -> Tensor | None:
         """Entropy of the memory's images, also averaged over classes; None between updates."""
         if int(state.waiting) < self.every:
             return None
@@ -81,5 +82,5 @@ class Note(GradientMethod):
         return self.norm.startswith("instance")
 
 
-def _images(net: SplitModel, state: Balanced) -> Tensor:
+def _images(net: SplitModel, state: PbrsBuffer) -> Tensor:
     return state.read(next((p.dtype for p in net.parameters()), None))

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, flag, in_range, whole
+from trueup.core.method import GradientMethod
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy, soft_cross_entropy
+from trueup.memory.pixel_bank import PixelBank, draw_pixels
 from trueup.methods.tsd import Tsd
-from trueup.ring import Ring, draw_pixels
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_bool, check_float, check_int
 
 SEED_WEIGHT = 1e-6  # what the head's rows count as neighbours: they stand for no pixel
 
@@ -48,21 +49,21 @@ class PixelTsd(GradientMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.per_class != "half":
-            whole("per_class", self.per_class, 1, none=True)
+            check_int("per_class", self.per_class, 1, none=True)
         for name in ("neighbors", "samples", "queries", "capacity"):
-            whole(name, getattr(self, name), 1, none=name == "capacity")
-        in_range("alignment", self.alignment, 0)
+            check_int(name, getattr(self, name), 1, none=name == "capacity")
+        check_float("alignment", self.alignment, 0)
         for name in ("consistency", "balanced"):
-            flag(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
         keeps = self.per_class if isinstance(self.per_class, int) else self.capacity
         if self.capacity not in (None, keeps):
             raise ValueError(f"capacity={self.capacity}: with per_class={keeps} the bank keeps {keeps} of each class")
         object.__setattr__(self, "capacity", keeps or 1024)
 
-    def init(self, net: SplitModel) -> Ring:
+    def init(self, net: SplitModel) -> PixelBank:
         """A bank that starts with the head's rows w_k, each in its own class."""
         weight, capacity = net.weight.detach(), self.capacity or 1024
-        ring = Ring(net.classes, weight.shape[1], capacity, weight, lowest=isinstance(self.per_class, int))
+        ring = PixelBank(net.classes, weight.shape[1], capacity, weight, lowest=isinstance(self.per_class, int))
         scores, labels = net.classify(weight), torch.arange(net.classes, device=weight.device)
         small = torch.full_like(labels, SEED_WEIGHT, dtype=scores.dtype)
         ring.insert(weight, F.softmax(scores, dim=1), labels, entropy(scores), small)
@@ -75,14 +76,14 @@ class PixelTsd(GradientMethod):
         out.memo["queries"] = torch.randperm(out.scores[:, 0].numel(), device=x.device)[: self.queries]
         return out
 
-    def observe(self, net: SplitModel, out: Output, state: Ring) -> None:
+    def observe(self, net: SplitModel, out: Output, state: PixelBank) -> None:
         """Some pixels of each image and class enter; an entry weighs as many pixels as it stands for."""
         z, p = out.features.flatten(2), out.scores.flatten(2)
         image, pixel, share = draw_pixels(_labels(out), self.samples)
         scores, label = p[image, :, pixel], _labels(out)[image, pixel]
         state.insert(z[image, :, pixel], F.softmax(scores, dim=1), label, entropy(scores), share)
 
-    def loss(self, net: SplitModel, out: Output, state: Ring) -> Tensor | None:
+    def loss(self, net: SplitModel, out: Output, state: PixelBank) -> Tensor | None:
         """The two terms of the paper over pixels."""
         z, p = (t.flatten(2).to(state.features.dtype) for t in (out.features, out.scores))
         s = F.softmax(p, dim=1)
@@ -96,7 +97,7 @@ class PixelTsd(GradientMethod):
         aligned = self.alignment * (similarity * weight * distance).mean()
         return aligned if distillation is None else distillation + aligned
 
-    def _distillation(self, z: Tensor, length: Tensor, target: Tensor, label: Tensor, bank: Ring) -> Tensor | None:
+    def _distillation(self, z: Tensor, length: Tensor, target: Tensor, label: Tensor, bank: PixelBank) -> Tensor | None:
         prototypes = F.normalize(bank.prototypes(0.5 if self.per_class == "half" else 1.0), p=2, dim=1, eps=1e-12)
         u = (prototypes @ z) / length.unsqueeze(1).clamp(min=1e-12).sqrt()
         weight = (length > 1e-12).to(u.dtype)  # a feature of no length has no direction to learn

@@ -6,9 +6,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, in_range
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float
 
 
 @register
@@ -32,7 +33,7 @@ class Pl(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("threshold", self.threshold, 0, 1)
+        check_float("threshold", self.threshold, 0, 1)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
         """Cross-entropy with the confident predictions; None where there is none."""

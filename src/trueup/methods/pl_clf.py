@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from trueup.core.method import Info
-from trueup.core.params import Params
 from trueup.core.registry import register
 from trueup.methods.pl import Pl
+from trueup.model.params import Params
 
 
 @register

@@ -6,10 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trueup.core.method import Info, whole
+from trueup.core.method import Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.methods.eta import Eta
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_int
 
 
 @register
@@ -36,7 +37,7 @@ class Rdumb(Eta):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("every", self.every, 1)
+        check_int("every", self.every, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
         """ETA's running mean, and the batches since the last fresh start."""

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.augment import roid_view
-from trueup.core.method import GradientMethod, Info, in_range, one_of
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy, soft_cross_entropy
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_choice, check_float
+from trueup.views import roid_view
 
 
 @register
@@ -51,9 +52,9 @@ class Roid(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("temperature", self.temperature, 1e-3)
-        in_range("keep", self.keep, 0, 1)
-        one_of("prior", self.prior, ("logits", "probabilities", "none"))
+        check_float("temperature", self.temperature, 1e-3)
+        check_float("keep", self.keep, 0, 1)
+        check_choice("prior", self.prior, ("logits", "probabilities", "none"))
 
     def init(self, net: SplitModel) -> nn.Module:
         """The running mean m, uniform at first, and the source values of the selected parameters."""

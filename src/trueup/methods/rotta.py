@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.album import Timely
-from trueup.augment import check_images, cotta_view
-from trueup.core.method import GradientMethod, Info, in_range, whole
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import soft_cross_entropy
+from trueup.memory.image_buffer import CstuBuffer
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float, check_int
+from trueup.views import check_images, cotta_view
 
 
 @register
@@ -46,15 +47,15 @@ class Rotta(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("capacity", self.capacity, 2)
-        whole("every", self.every, 1)
-        in_range("momentum", self.momentum, 0, 1)
+        check_int("capacity", self.capacity, 2)
+        check_int("every", self.every, 1)
+        check_float("momentum", self.momentum, 0, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The teacher and an empty memory."""
         state = nn.Module()
         state.teacher = net.clone()
-        state.memory = Timely(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
+        state.memory = CstuBuffer(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
         return state
 
     def rows(self, state: Any, n: int) -> int:
@@ -76,7 +77,7 @@ class Rotta(GradientMethod):
         state.memory.add(out.x, s.argmax(dim=1), -(s * (s + 1e-6).log()).sum(dim=1))
         if state.memory.wait(len(out.x), self.every):
             self._look(net, out, state, update=True)
-            state.teacher.settle()
+            state.teacher.update_estimates()
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
         """Disagreement with the teacher on the memory, of old images less; None between updates."""

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info, Named, fusable, in_range
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info, Named, fusable
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float
 
 log = logging.getLogger("trueup")
 
@@ -53,9 +54,9 @@ class Sar(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("margin", self.margin, 0)
+        check_float("margin", self.margin, 0)
         for name in ("spared", "recovery", "momentum"):
-            in_range(name, getattr(self, name), 0, 1)
+            check_float(name, getattr(self, name), 0, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
         """The running mean of the loss; below zero before the first."""

@@ -6,10 +6,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import Info, in_range
+from trueup.core.method import Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.methods.shot_im import ShotIm
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_float
 
 
 @register
@@ -36,8 +37,8 @@ class Shot(ShotIm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        in_range("threshold", self.threshold, 0, 1)
-        in_range("label_weight", self.label_weight, 0)
+        check_float("threshold", self.threshold, 0, 1)
+        check_float("label_weight", self.label_weight, 0)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """SHOT-IM's loss alone where no prediction is confident."""

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import Info, Method, whole
+from trueup.core.method import Info, Method
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_int
 
 
 @register
@@ -38,7 +39,7 @@ class T3a(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("per_class", self.per_class, 1, none=True)
+        check_int("per_class", self.per_class, 1, none=True)
 
     def init(self, net: SplitModel) -> Bank:
         """A bank that starts with the classifier's weights."""

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info, whole
-from trueup.core.params import Params
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 from trueup.methods.t3a import remember
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_int
 
 
 class Projectors(nn.Module):
@@ -68,16 +69,15 @@ class Tast(GradientMethod):
         unfit="the entropy of pixels is 0 over most of an image, so a bank of the lowest stays with the first image",
         passes="1 forward, 1 backward of the projections",
         lost="its projections and memory, which answer in place of the head",
-        memory="per_class features of each class; the projections, twice",
-        features=True,
+        memory="per_class features of each class; the projections, twice", features=True,
         works="The network stays as it is: models without BatchNorm, batches of any size, single images.",
         breaks="Shifts that move all features: the supports are what the shifted model is sure of.",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("per_class", "neighbors", "members"):
-            whole(name, getattr(self, name), 1, none=name == "per_class")
+            check_int(name, getattr(self, name), 1, none=name == "per_class")
 
     def init(self, net: SplitModel) -> nn.Module:
         """T3A's bank, which starts with the classifier's weights, and projections drawn at random."""

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from trueup.core.method import GradientMethod, Info
-from trueup.core.params import Params
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
 
 
 @register

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup.core.method import GradientMethod, Info
-from trueup.core.params import Params
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import entropy
+from trueup.model.params import Params
+from trueup.model.split_model import Output, SplitModel
 
 
 @register

@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, flag, in_range, one_of, whole
+from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
-from trueup.core.split import Output, SplitModel
 from trueup.losses import cosine, kl_divergence, soft_cross_entropy
-from trueup.memory import Bank
+from trueup.memory.bank import Bank
 from trueup.methods.t3a import remember
+from trueup.model.split_model import Output, SplitModel
+from trueup.validate import check_bool, check_choice, check_float, check_int
 
 
 @register
@@ -50,17 +51,17 @@ class Tsd(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("variant", self.variant, ("paper", "released"))
-        one_of("search", self.search, ("exact", "sketch"))
+        check_choice("variant", self.variant, ("paper", "released"))
+        check_choice("search", self.search, ("exact", "sketch"))
         paper = self.variant == "paper"
         if self.alignment is None:
             object.__setattr__(self, "alignment", 0.1 if paper else 0.0)
         if self.consistency is None:
             object.__setattr__(self, "consistency", paper)
-        whole("per_class", self.per_class, 1, none=True)
-        whole("neighbors", self.neighbors, 1)
-        in_range("alignment", self.alignment, 0)
-        flag("consistency", self.consistency)
+        check_int("per_class", self.per_class, 1, none=True)
+        check_int("neighbors", self.neighbors, 1)
+        check_float("alignment", self.alignment, 0)
+        check_bool("consistency", self.consistency)
         if self.consistency and not paper:
             raise ValueError('consistency=True: variant="released" has no consistency filter; use variant="paper"')
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from trueup.report.figure_spec import Axis, Curve
 from trueup.report.page_markup import signed
-from trueup.report.plates import Axis, Curve
 
 LETTER = 6.4  # width of a letter of a tick, in units of the drawing
 LONGEST = 20  # letters of a tick

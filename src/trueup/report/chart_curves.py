@@ -6,8 +6,8 @@ from typing import Any
 
 from trueup.report.chart_axes import LETTER, Scale, along, crowded, plus_minus, shown, span, ticks
 from trueup.report.chart_marks import Drawing, at, dashes, group, marker, polyline, solid, words
+from trueup.report.figure_spec import Axis, Bars, Curve, Lines
 from trueup.report.palette import Style
-from trueup.report.plates import Axis, Bars, Curve, Lines
 
 TOP, RIGHT, BOTTOM, HIGH = 10, 12, 24, 250
 MARKED = 12  # points; on longer curves markers would hide the curve

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from trueup.report.chart_axes import LETTER, crowded, short, shown
 from trueup.report.chart_marks import Drawing, at, group, marker, words
+from trueup.report.figure_spec import Dots, Matrix, Picture
 from trueup.report.palette import Style
-from trueup.report.plates import Dots, Matrix, Picture
 
 MOST_DIGITS = 14  # columns; in more, numbers would not be read but pointed at
 LARGEST = 640  # pixels of a picture's longer side

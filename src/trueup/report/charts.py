@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from trueup.report.chart_curves import bars, lines
 from trueup.report.chart_fields import Images, dots, matrix, picture
 from trueup.report.chart_marks import Drawing, key
+from trueup.report.figure_spec import Bars, Dots, Lines, Matrix, Panel, Picture, Plate
 from trueup.report.page_markup import embed, text
 from trueup.report.palette import OUTLINES, Style, style
-from trueup.report.plates import Bars, Dots, Lines, Matrix, Panel, Picture, Plate
 
 WIDTHS = {1: 760, 2: 520, 3: 360}  # units of a drawing, by panels in a row
 NARROW = 280

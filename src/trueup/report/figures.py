@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trueup.report.marks import DRAW, tick_room
+from trueup.report.figure_spec import Bars, Dots, Lines, Matrix, Panel, Picture, Plate
 from trueup.report.metrics import known
 from trueup.report.palette import OUTLINES, labels_of, style
-from trueup.report.plates import Bars, Dots, Lines, Matrix, Panel, Picture, Plate
+from trueup.report.panels import DRAW, tick_room
 
 FORMS = ("png", "svg", "pdf")
 WIDE, NARROW = 7.2, 4.6  # inches: across a page, and for a single panel of curves
@@ -170,7 +170,7 @@ def _keys(plate: Plate, labels: Sequence[str], letters: int) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    from trueup.report.marks import bar_look, line_look
+    from trueup.report.panels import bar_look, line_look
 
     groups = dict.fromkeys(name for p in plate.panels if isinstance(p, Dots) for name in p.groups)
     parts = dict.fromkeys(name for p in plate.panels if isinstance(p, Picture) for name in p.outlines)

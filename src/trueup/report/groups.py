@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from trueup.report.lines import Line, Record, Run, base_of, done, key_of, lines_of, target_of
 from trueup.report.metrics import METRICS, Metric
+from trueup.report.record_rows import Line, Record, Run, base_of, done, key_of, lines_of, target_of
 from trueup.report.tables import in_order, shared
 from trueup.report.traces import Trace
 

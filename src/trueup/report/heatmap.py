@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from trueup.report.stress import Ordeal, StressTest
+from trueup.report.stress_tables import Ordeal, StressTest
 
 CLIP = 30.0  # points; beyond, colours do not change
 COLOURS = "RdBu"  # red and blue are told apart by those who do not tell red from green

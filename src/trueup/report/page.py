@@ -8,7 +8,7 @@ from importlib.resources import files
 from trueup.report.chart_fields import Images
 from trueup.report.chart_marks import hatches
 from trueup.report.charts import figure
-from trueup.report.lines import Record, done, target_of
+from trueup.report.figure_spec import Plate
 from trueup.report.metrics import METRICS
 from trueup.report.page_compare import Pairing, differences, failures, named, pair, verdict
 from trueup.report.page_headline import headline, warnings
@@ -16,7 +16,7 @@ from trueup.report.page_markup import embed, pack, plural, text
 from trueup.report.page_runs import columns, runs
 from trueup.report.page_tables import Block, block, blocks, latest, packed
 from trueup.report.palette import labels_of
-from trueup.report.plates import Plate
+from trueup.report.record_rows import Record, done, target_of
 from trueup.report.tables import Table
 
 Views = Mapping[str, tuple[str, Mapping[str, Table]]]

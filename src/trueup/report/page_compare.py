@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.report.groups import groups
-from trueup.report.lines import Line, Record, done, key_of, lines_of, target_of
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import listed, plural, signed
 from trueup.report.page_tables import latest, measured, value_of
+from trueup.report.record_rows import Line, Record, done, key_of, lines_of, target_of
 from trueup.report.tables import Cell, Column, Row, Table, in_order
 
 

@@ -4,9 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from trueup.report.lines import Record, done, run_of, target_of
 from trueup.report.page_markup import listed, plural, signed, text
 from trueup.report.page_tables import Block
+from trueup.report.record_rows import Record, done, run_of, target_of
 from trueup.report.tables import Cell, Column, Row, Table
 
 FEW = 3  # groups that have a sentence each; of more only the largest has

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trueup.report.groups import groups
-from trueup.report.lines import Record, done, target_of
 from trueup.report.metrics import METRICS
 from trueup.report.page_markup import signed, text
 from trueup.report.page_tables import value_of
+from trueup.report.record_rows import Record, done, target_of
 
 SHOWN = ("accuracy", "dice", "seconds")  # of a run's numbers
 MOST = 50  # numbers of a list or map; more of them, a thousand times, would be most of the page

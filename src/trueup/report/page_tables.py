@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.report.groups import groups
-from trueup.report.lines import Record, done, key_of
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import signed, text
+from trueup.report.record_rows import Record, done, key_of
 from trueup.report.render import LATEX_WIDE, LEGEND, MISSING, render
 from trueup.report.tables import Cell, Column, Row, Table, shared, tables
 

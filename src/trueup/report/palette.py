@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trueup.report.plates import Bars, Lines, Plate
+from trueup.report.figure_spec import Bars, Lines, Plate
 
 INK = "#000000"  # of the source, which all others are compared with
 # The colours of Okabe and Ito without yellow, which is faint on white, and two dark ones more.

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trueup.report.lines import Line, Record, base_of, done, key_of, lines_of, run_of, target_of, variants
 from trueup.report.metrics import METRICS, Metric, known
+from trueup.report.record_rows import Line, Record, base_of, done, key_of, lines_of, run_of, target_of, variants
 
 WITHIN = ("method", "hyper", "select", "guard", "target", "seed")  # settings that may differ inside a table
 WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe

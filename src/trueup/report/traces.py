@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.lines import Record
+from trueup.report.record_rows import Record
 
 Trace = Mapping[str, NDArray[Any]]
 LARGEST = 2**28  # bytes of all arrays; a file that asks for more is not one of ours

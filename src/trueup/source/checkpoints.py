@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.source.foreign import load_foreign, misfits, refuse
-from trueup.source.nets import build
+from trueup.source.external_checkpoints import load_foreign, misfits, refuse
+from trueup.source.networks import build
 from trueup.source.recipe import Given, Recipe, Training
 
 KIND = "source"

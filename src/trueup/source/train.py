@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.core.heads import as_logits, run
 from trueup.core.method import fusable
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
-from trueup.data.loading import Loader, Place, ahead
+from trueup.data.loading import ConcatDomains, Loader, ahead
 from trueup.data.streams import batches
+from trueup.model.heads import as_logits, call_model
 from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part, read_unfinished
-from trueup.source.foreign import misfits, refuse
-from trueup.source.nets import build
+from trueup.source.external_checkpoints import misfits, refuse
+from trueup.source.holdout import split
+from trueup.source.networks import build
 from trueup.source.recipe import Recipe, Training
-from trueup.source.split import split
 from trueup.source.swad import Swad
 from trueup.source.tasks import Task, task_of
 
@@ -129,7 +129,9 @@ class _Run:
             if not read:
                 yield i, (torch.empty(0), torch.empty(0))
             else:
-                x = Loader(Place(()), self.settings.size, self.settings.channels).tensor([image for image, _ in read])
+                x = Loader(ConcatDomains(()), self.settings.size, self.settings.channels).tensor(
+                    [image for image, _ in read]
+                )
                 yield i, (x.to(self.device), self.task.tensor([answer for _, answer in read]).to(self.device))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
@@ -202,7 +204,7 @@ class _Run:
     def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float] | None:
         """Score and mean loss of the model as it is; None where nothing is held out."""
         self.model.eval()
-        fresh = Loader(Place([domain]), self.settings.size, self.settings.channels, threads=threads)
+        fresh = Loader(ConcatDomains([domain]), self.settings.size, self.settings.channels, threads=threads)
         loader = self.loaders.setdefault(domain.name, fresh)  # one for all validations: it names broken files once
         counts, loss, n = [], 0.0, 0
         for x, at in loader.batches(list(batches(held, 128 if self.task.score == "accuracy" else 16))):
@@ -216,7 +218,7 @@ class _Run:
 
     def logits(self, x: Tensor) -> Tensor:
         """What the network says, whatever it wraps it in."""
-        return as_logits(run(self.model, x), None, rows=len(x), least=1)
+        return as_logits(call_model(self.model, x), None, rows=len(x), least=1)
 
     def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Put the kept weights into the model; after SWAD estimate the statistics of BatchNorm layers anew."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Method
-from trueup.core.snapshot import capture
+from trueup.core.state import capture
 from trueup.testing import toys
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trueup.data.datasets.file_matching import DEEPEST, Found, NotThereError, levels, visible
 from trueup.data.datasets.folders import EXTENSIONS
-from trueup.data.datasets.found import DEEPEST, Found, NotThereError, levels, visible
 from trueup.data.domains import BrokenImageError, Image, decode
 from trueup.data.pictures import Reading, UnknownRangeError, read_picture
 from trueup.data.slices import Mask, Volume, whole

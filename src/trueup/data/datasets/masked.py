@@ -15,7 +15,7 @@ from types import ModuleType
 
 from trueup.data.cards import get_card
 from trueup.data.datasets import Dataset, cardiac, fundus, phantoms, prostate
-from trueup.data.datasets.found import Found
+from trueup.data.datasets.file_matching import Found
 from trueup.data.pictures import AS_STORED, Reading
 from trueup.data.scanning import left_out
 from trueup.data.slices import SliceDomain

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.data.datasets.found import Found, levels, visible
+from trueup.data.datasets.file_matching import Found, levels, visible
 from trueup.data.domains import BrokenImageError, decode
 from trueup.data.labelled import on_image
 from trueup.data.pictures import AS_STORED, Reading, read_picture

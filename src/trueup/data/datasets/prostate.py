@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from trueup.data.datasets.found import Found, NotThereError, Part, paired, visible
+from trueup.data.datasets.file_matching import Found, NotThereError, Part, paired, visible
 from trueup.data.labelled import Coding, read_labelled
 
 DOMAINS = ("msd05", "promise12")

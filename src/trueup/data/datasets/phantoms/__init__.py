@@ -10,7 +10,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from trueup.data.datasets.phantoms import cardiac, fundus, prostate
+from trueup.data.datasets.phantoms import eyes as fundus
+from trueup.data.datasets.phantoms import hearts as cardiac
+from trueup.data.datasets.phantoms import prostates as prostate
 from trueup.data.slices import Case, Volume
 
 VERSION = "1"  # to be raised with every change of the images, so that old records are told apart

@@ -1,0 +1,47 @@
+"""Hyper-parameters chosen on held-out source data, which is all that one has before deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.bench.grids import grid
+from trueup.bench.stream_runner import StreamRunner
+from trueup.core.registry import make_method
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search found: the values of the best, and the score of every candidate."""
+
+    chosen: dict[str, Any]
+    search: list[dict[str, Any]]
+
+
+def choose(
+    method: str,
+    fixed: dict[str, Any],
+    stages: Sequence[StreamRunner],
+    tick: Callable[[], None] = lambda: None,
+    task: str = "classification",
+) -> Choice:
+    """Run every candidate over every stage; the best mean accuracy (of masks: Dice) wins, of equals the smaller lr."""
+    search: list[dict[str, Any]] = []
+    score = "accuracy" if task == "classification" else "dice"
+    for candidate in grid(method, fixed, task):
+        scores = []
+        try:
+            for stage in stages:
+                tick()
+                outcome = stage.run(make_method(method, {**fixed, **candidate}, task), trace=False)
+                scores.append(outcome.results[score] or 0.0)
+            search.append({**candidate, score: float(np.mean(scores))})
+        except ValueError as error:  # a learning rate may be too large; that is what a search is for
+            search.append({**candidate, score: 0.0, "error": str(error)})
+    if all("error" in candidate for candidate in search):
+        raise ValueError(f"every candidate failed: {search[0]['error']}")
+    best = max(search, key=lambda s: s[score])  # the first of equals, and candidates come with rising lr
+    return Choice({key: value for key, value in best.items() if key not in (score, "error")}, search)

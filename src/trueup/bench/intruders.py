@@ -1,0 +1,243 @@
+"""Disturbances: rows that belong to nobody, put among the genuine images of a stream. Nobody scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trueup.core.adapter import Adapter
+from trueup.core.copying import copy_model
+from trueup.core.registry import make_method
+from trueup.data.loading import Loader
+from trueup.model.heads import as_logits, call_model
+from trueup.norm.policy import applying_policy
+
+Indices = NDArray[np.int64]
+ONCE = ("nan", "huge")  # one row in the whole stream
+SHARED = ("ood", "replay", "crafted")  # a share of every batch
+HUGE = 1e6  # times a genuine image
+KEPT = 2**30  # bytes of intruders that may be kept for other methods
+STEPS = 20  # of an attack
+CONFIDENCE = 0.01  # its weight beside the harm to others; with more of it, an attack does less of that
+REACH = 0.5  # of the range of values: how far an attack may move a pixel
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What is put into the batches, and which share of them it makes up."""
+
+    kind: str
+    share: float = 0.0
+
+    def genuine(self, batch: int) -> int:
+        """How many of the rows of a batch are genuine images."""
+        return max(1, round(batch * (1 - self.share)))
+
+    def intruders(self, genuine: int, batch: int) -> int:
+        """How many intruders come with so many genuine images; as many fewer where a batch is smaller."""
+        full = self.genuine(batch)
+        return round(genuine * (batch - full) / full)
+
+
+def parse(text: str) -> Disturbance:
+    """A disturbance from "nan", "huge", "ood:0.1", "replay:0.1" or "crafted:0.1"."""
+    kind, colon, share = text.partition(":")
+    if kind in ONCE and not colon:
+        return Disturbance(kind)
+    try:
+        part = float(share)
+    except ValueError:
+        part = 0.0
+    if kind not in SHARED or not 0 < part < 1:
+        raise ValueError(
+            f"{text!r} must be {' or '.join(ONCE)}, or one of {', '.join(SHARED)} with a share of the batch between "
+            "0 and 1, such as ood:0.1"
+        )
+    return Disturbance(kind, part)
+
+
+def usual_form(text: str) -> str:
+    """A disturbance as records have it; none is an empty string."""
+    what = parse(text) if text else Disturbance("")
+    return f"{what.kind}:{what.share:g}" if what.share else what.kind
+
+
+@dataclass
+class Intruders:
+    """The batches of a stream with intruders among them, whose index is -1. The seed decides on everything."""
+
+    what: Disturbance
+    model: nn.Module
+    """The frozen source model: what an attacker knows."""
+    loader: Loader
+    stream: list[Indices]
+    batch: int
+    """Rows of a batch in all."""
+    seed: int = 0
+    device: str = "cpu"
+    kept: dict[int, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How many there are in the whole stream."""
+        return 1 if self.what.kind in ONCE else sum(self.what.intruders(len(b), self.batch) for b in self.stream)
+
+    def batches(self) -> Iterator[tuple[Tensor, Indices]]:
+        """Like those of the loader. Every genuine image comes as it would without intruders, in the same order."""
+        keep = 4 * 3 * self.loader.size**2 * len(self) <= KEPT
+        for number, (x, indices) in enumerate(self.loader.batches(self.stream)):
+            rows = self.kept.get(number)
+            if rows is None:
+                rows = self._rows(number, x, indices)
+                if keep:
+                    self.kept[number] = rows
+            yield mingle(x, indices, rows, self._random(number, 1))
+
+    def _random(self, number: int, use: int) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(number, use, 0)))
+
+    def _rows(self, number: int, x: Tensor, indices: Indices) -> Tensor:
+        """The intruders of a batch."""
+        kind, rng = self.what.kind, self._random(number, 0)
+        if kind in ONCE:
+            return SPOILT[kind](x, rng) if number == len(self.stream) // 3 else x[:0]
+        count = self.what.intruders(len(x), self.batch)
+        if not count:
+            return x[:0]
+        if kind == "ood":
+            return strangers(x, count, rng, first=number)
+        if kind == "replay":
+            images = [self.loader.read(int(i)) for i in rng.choice(self._missed, count)]
+            return self.loader.tensor([image for image in images if image is not None])
+        return craft(self._victim, x.to(self.device), count, rng).cpu()
+
+    @cached_property
+    def _victim(self) -> nn.Module:
+        return copy_model(self.model).eval().requires_grad_(False).to(self.device)
+
+    @cached_property
+    def _missed(self) -> Indices:
+        """The images of the stream that the source model gets wrong; if there are none, the one it doubts most."""
+        source = Adapter(self.model, make_method("source", {})).to(self.device)
+        labels, where, doubt, wrong = self.loader.place.labels, [], [], []
+        unique = np.unique(np.concatenate(self.stream))
+        for x, indices in self.loader.batches(np.array_split(unique, -(-len(unique) // 64))):
+            log_probs = F.log_softmax(source(x.to(self.device)).cpu().double(), dim=1).numpy()
+            where.append(indices)
+            doubt.append(-log_probs[np.arange(len(indices)), labels[indices]])
+            wrong.append(log_probs.argmax(axis=1) != labels[indices])
+        at, missed = np.concatenate(where), np.concatenate(wrong)
+        return at[missed] if missed.any() else at[[np.concatenate(doubt).argmax()]]
+
+
+def mingle(x: Tensor, indices: Indices, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Indices]:
+    """A batch with more rows at random positions, laid out as it was; the others keep their order."""
+    if not len(rows):
+        return x, indices
+    total = len(x) + len(rows)
+    here = np.zeros(total, dtype=np.bool_)
+    here[rng.choice(total, len(rows), replace=False)] = True
+    both = x.new_empty((total, *x.shape[1:])).contiguous(memory_format=torch.channels_last)
+    both[torch.from_numpy(~here)], both[torch.from_numpy(here)] = x, rows.to(x)
+    numbers = np.full(total, -1, dtype=np.int64)
+    numbers[~here] = indices
+    return both, numbers
+
+
+def _with_nan(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """A genuine image with one pixel that is not a number."""
+    row = x[[rng.integers(len(x))]].clone()
+    row[0, rng.integers(x.shape[1]), rng.integers(x.shape[2]), rng.integers(x.shape[3])] = float("nan")
+    return row
+
+
+def _much_too_bright(x: Tensor, rng: np.random.Generator) -> Tensor:
+    return HUGE * x[[rng.integers(len(x))]]
+
+
+SPOILT: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {"nan": _with_nan, "huge": _much_too_bright}
+
+
+# Images that belong to no class
+
+
+def strangers(x: Tensor, count: int, rng: np.random.Generator, first: int = 0) -> Tensor:
+    """In turn: noise, a smooth texture, a genuine image with its patches shuffled; values as the batch has them."""
+    makers = (_noise, _texture, _puzzle)
+    rows = torch.stack([makers[(first + i) % 3](x, rng) for i in range(count)])
+    return rows.clamp(x.min(), x.max())
+
+
+def _coloured(x: Tensor, pattern: Tensor) -> Tensor:
+    """A pattern (C, H, W) of mean 0 and deviation 1 with the channels' means and deviations of a batch."""
+    deviation, mean = torch.std_mean(x, dim=(0, 2, 3), correction=0)
+    return pattern * deviation[:, None, None] + mean[:, None, None]
+
+
+def _noise(x: Tensor, rng: np.random.Generator) -> Tensor:
+    return _coloured(x, torch.from_numpy(rng.standard_normal(x.shape[1:], dtype=np.float32)))
+
+
+def _texture(x: Tensor, rng: np.random.Generator) -> Tensor:
+    coarse = torch.from_numpy(rng.standard_normal((1, x.shape[1], 5, 5), dtype=np.float32))
+    pattern = F.interpolate(coarse, size=x.shape[2:], mode="bicubic", align_corners=True)[0]
+    deviation, mean = torch.std_mean(pattern, dim=(1, 2), correction=0, keepdim=True)
+    return _coloured(x, (pattern - mean) / deviation)
+
+
+def _puzzle(x: Tensor, rng: np.random.Generator) -> Tensor:
+    image = x[rng.integers(len(x))]
+    high, wide = (side // 4 for side in image.shape[1:])
+    places = [(row * high, column * wide) for row in range(4) for column in range(4)]
+    puzzle = image.clone()
+    for (row, column), other in zip(places, rng.permutation(16).tolist(), strict=True):
+        down, across = places[other]
+        puzzle[:, row : row + high, column : column + wide] = image[:, down : down + high, across : across + wide]
+    return puzzle
+
+
+# An attack
+
+
+def craft(model: nn.Module, x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+    """Images made to do harm: a grey-box attack that knows the frozen source model and the batch that it joins.
+
+    They start as copies of genuine rows and take 20 signed gradient steps of 2.5 / 20 of their reach, which is half of
+    the batch's range of values: far more than the eye would miss, as nobody looks at them. They raise the cross-entropy
+    of the genuine rows with respect to the source's own answers, through the statistics of BatchNorm layers that all
+    rows share, and become confident in a class that is not the source's. Without such layers only the latter.
+    """
+    low, high = x.min(), x.max()
+    reach = REACH * (high - low)
+    start = x[torch.from_numpy(rng.integers(len(x), size=count)).to(x.device)]
+    with torch.no_grad():
+        said, own = _logits(model, x), _logits(model, start).argmax(dim=1)
+    turn = torch.from_numpy(rng.integers(1, max(2, said.shape[1]), size=count)).to(x.device)
+    wrong, mates = (own + turn) % said.shape[1], x if _shares_statistics(model) else x[:0]
+    rows = start.clone()
+    for _ in range(STEPS):
+        rows.requires_grad_(True)
+        with torch.enable_grad(), applying_policy(model, "batch", update=False):
+            answers = _logits(model, torch.cat([mates, rows]))
+            gain = -CONFIDENCE * F.cross_entropy(answers[len(mates) :], wrong)
+            if len(mates):
+                gain = gain + F.cross_entropy(answers[: len(mates)], said.argmax(dim=1))
+            (slope,) = torch.autograd.grad(gain, rows)
+        moved = rows.detach() + 2.5 * reach / STEPS * slope.sign()
+        rows = moved.clamp(start - reach, start + reach).clamp(low, high)
+    return rows
+
+
+def _logits(model: nn.Module, x: Tensor) -> Tensor:
+    return as_logits(call_model(model, x), None, rows=len(x))
+
+
+def _shares_statistics(model: nn.Module) -> bool:
+    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())

@@ -1,0 +1,83 @@
+"""States on disk while an adapter works: the last few, each whole, the newest whole one taken up after a crash."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trueup.atomic import alive
+from trueup.core import files
+from trueup.core.state import restore
+from trueup.validate import check_int
+
+if TYPE_CHECKING:
+    from trueup.core.adapter import Adapter
+
+log = logging.getLogger("trueup")
+
+_NAME = re.compile(r"state-(\d{10})\.safetensors")
+_PARTIAL = re.compile(r"\.state-\d{10}\.safetensors\.(\d+)\.partial")
+
+
+@dataclass
+class Autosave:
+    """Writes a state to a folder after every so many batches; a folder is for one adapter."""
+
+    folder: Path
+    every: int
+    keep: int
+    waiting: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("every", self.every, 1)
+        check_int("keep", self.keep, 1)
+        self.folder = Path(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            partial = _PARTIAL.fullmatch(path.name)
+            if partial and not alive(int(partial[1])):
+                path.unlink(missing_ok=True)
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A copy of an adapter, by pickle or deepcopy, has none: two must not write to one folder."""
+        return type(None), ()
+
+    def resume(self, adapter: Adapter) -> bool:
+        """Take up the newest whole state, if there is one; a state of another model or method is an error."""
+        for path in reversed(self.states()):
+            try:
+                content = files.read(path)
+            except ValueError as error:
+                log.warning("%s; the one before it is taken", error)
+                continue
+            restore(adapter, *content, path)
+            return True
+        return False
+
+    def states(self) -> list[Path]:
+        """The states in the folder, the oldest first."""
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def tick(self, adapter: Adapter) -> None:
+        """After each batch. A disk that fails stops no prediction; the next batch tries again."""
+        self.waiting += 1
+        if self.waiting < self.every:
+            return
+        try:
+            self.write(adapter)
+        except OSError as error:
+            log.error("the state could not be written to %s: %s", self.folder, error)
+
+    def write(self, adapter: Adapter) -> Path:
+        """Write a state now, then let the oldest go."""
+        states = self.states()
+        number = 1 + (int(states[-1].name[6:16]) if states else 0)
+        path = self.folder / f"state-{number:010d}.safetensors"
+        adapter.save(path)
+        self.waiting = 0
+        for old in [*states, path][: -self.keep]:
+            old.unlink(missing_ok=True)
+        return path

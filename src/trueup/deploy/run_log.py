@@ -1,0 +1,110 @@
+"""What was done in a folder of masks, with the adapter's state at that moment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trueup.atomic import write_atomic
+from trueup.core.adapter import Adapter
+from trueup.deploy.folder_images import JOURNAL, Image
+
+FORMAT = "trueup-segment-1"
+
+
+class RunLog:
+    """Two files in OUT/.trueup: the journal, and the state that it names."""
+
+    def __init__(self, out: Path, settings: dict[str, Any], *, fresh: bool) -> None:
+        """Go on with what is there, if it was begun with the same settings; `fresh` starts over."""
+        self.path, self.settings = out / JOURNAL, settings
+        self.done: dict[str, list[int]] = {}
+        self.state, self.saves = "", 0
+        if fresh:
+            self.path.unlink(missing_ok=True)
+        if not self.path.exists():
+            return
+        try:
+            content = json.loads(self.path.read_bytes())
+            known, there = content["format"], content["settings"]
+            self.done, self.state, self.saves = content["done"], content["state"], content["saves"]
+            kinds = {"settings": dict, "done": dict, "state": str, "saves": int}
+            if wrong := [key for key, kind in kinds.items() if not isinstance(content[key], kind)]:
+                raise TypeError(f"{wrong[0]} is a {type(content[wrong[0]]).__name__}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{self.path} is damaged; choose another --out, or start over with --fresh") from error
+        if known != FORMAT:
+            raise ValueError(f"{self.path} has the format {known!r}, not {FORMAT!r}; choose another --out")
+        if changes := _changes(there, settings):
+            raise ValueError(
+                f"{out} was begun with other settings: {changes}; choose another --out, or start over with --fresh, "
+                f"which replaces masks one by one"
+            )
+
+    def has(self, image: Image) -> bool:
+        """Whether an image was done, is the same as then, and its masks are there."""
+        with suppress(OSError):
+            return self.done.get(image.name) == image.stamp() and all(mask.is_file() for mask in image.masks)
+        return False
+
+    def load(self, adapter: Adapter) -> None:
+        """Put an adapter where it was."""
+        if self.state:
+            try:
+                adapter.load(self.path.with_name(self.state))
+            except (ValueError, OSError) as error:
+                raise ValueError(f"what was learnt so far is lost: {error}; start over with --fresh") from error
+
+    def save(self, adapter: Adapter) -> None:
+        """Keep both; until the new journal is in its place the old one holds, and the state that it names is there."""
+        self.saves += 1
+        self.state = f"state-{self.saves}.safetensors"
+        adapter.save(self.path.with_name(self.state))
+        content = {"format": FORMAT, "settings": self.settings, "state": self.state, "saves": self.saves}
+        write_atomic(self.path, json.dumps({**content, "done": self.done}).encode())
+        for old in self.path.parent.glob("state-*.safetensors"):
+            if old.name != self.state:
+                old.unlink()
+
+
+def _changes(there: dict[str, Any], here: dict[str, Any]) -> str:
+    names = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    if "method" in names:  # then all its hyper-parameters are others
+        names = [name for name in names if "." not in name]
+    return ", ".join(f"{name} was {there.get(name)!r} and is {here.get(name)!r}" for name in names)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Make a folder of masks; one process at a time may write to it. What a killed one left half done goes."""
+    folder = (out / JOURNAL).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        for rest in out.rglob(".*.partial"):
+            rest.unlink()
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:  # Windows: no lock, so the user takes care
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network drives know no locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"another process is writing to {folder.parent}; wait for it, or choose another --out"
+                ) from error
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""Memories of a stream: features per class, pixels, whole images, and the search for neighbours."""

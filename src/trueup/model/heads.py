@@ -1,0 +1,237 @@
+"""A model's answer as logits, and its head: the last linear layer whose output they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trueup.model.calls import Batch, arguments
+from trueup.model.failures import raised_by_model
+from trueup.model.head_errors import Call, becomes, explain, refuse_features
+from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # where others look for it
+from trueup.model.probabilities import NotLogitsError, refuse_probabilities
+from trueup.model.readout import HEADS, is_affine, linear_sums, on_one_grid, weight_of, width_of
+
+T = TypeVar("T")
+
+
+def call_model(model: Callable[..., Any], x: Tensor) -> Any:
+    """The model's answer; what torch says of an unfit input becomes a ValueError that shows the input."""
+    args, kwargs = arguments(x.clone())  # a model may change its input in place
+    try:
+        return model(*args, **kwargs)
+    except (RuntimeError, IndexError, AssertionError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or raised_by_model(error):
+            raise
+        shape = tuple(x.shape[1:])
+        way = "" if x.is_floating_point() else "; if it does not normalise images itself, pass x.float() / 255"
+        raise ValueError(
+            f"the model cannot take images of shape {shape}, {x.dtype} on {x.device}: {error}{way}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a model's answer that is its logits, by its key or attribute."""
+
+    name: str
+
+    def __call__(self, answer: Any) -> Any:
+        """Return it; an answer that lacks it is refused."""
+        if isinstance(answer, Mapping) and self.name in answer:
+            return answer[self.name]
+        if not isinstance(answer, Tensor | Mapping) and hasattr(answer, self.name):
+            return getattr(answer, self.name)
+        has = f" with {', '.join(map(str, answer))}" if isinstance(answer, Mapping) else ""
+        raise ValueError(
+            f"output={self.name!r}: the model returned {type(answer).__name__}{has}, which has no key or attribute of "
+            f"this name; name another, or pass a function from what it returns to the logits"
+        )
+
+
+def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[Any], Tensor] | None:
+    """Return the function from a model's answer to its logits that `output` is, or that it names a part for."""
+    if isinstance(output, str):
+        return Part(output)
+    if output is not None and not callable(output):
+        raise TypeError(
+            f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
+            f"or attribute that holds them"
+        )
+    return output
+
+
+def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, least: int = 2) -> Tensor:
+    """The logits in what a model returned: a tensor, a dict's "out" or "logits", an object's `.logits`."""
+    if output is not None:
+        answer = output(answer)
+    elif isinstance(answer, dict) and ("out" in answer or "logits" in answer):
+        answer = answer["out"] if "out" in answer else answer["logits"]
+    elif not isinstance(answer, Tensor):
+        answer = getattr(answer, "logits", answer)
+    if not isinstance(answer, Tensor):
+        raise ValueError(
+            f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits, "
+            f"or the name of the key or attribute that holds them"
+        )
+    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < least or not answer.is_floating_point():
+        hint = "; multilabel=True if each channel is a label of its own" if answer.ndim > 1 == answer.shape[1] else ""
+        raise ValueError(
+            f"for {rows} inputs the model returned {tuple(answer.shape)} {answer.dtype}; "
+            f"logits must be floating point of shape ({rows}, classes, ...) with at least two classes{hint}"
+        )
+    return answer
+
+
+@torch.no_grad()
+def find_head(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    name: str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    strict: bool = True,
+    least: int = 2,
+) -> tuple[str, Tensor]:
+    """Probe a model with x: the name of its head, the last linear layer whose output is the logits, and the logits.
+
+    Where no single layer's output is, a module of linear layers may be the head: a residual sum. With `name` that layer
+    is checked instead of searched for; `strict=False` lets it be one whose features cannot be used, because it sees
+    maps where the model gives one answer per image. `least` is the fewest outputs it may have.
+    """
+    layers: dict[nn.Module, str] = {module: path for path, module in model.named_modules() if isinstance(module, HEADS)}
+    sums = linear_sums(model)
+    if name is not None and name not in (*layers.values(), *sums.values()):
+        last = ", ".join(list(layers.values())[-3:])
+        raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
+    calls, logits = _watch(model, x, layers, output, least)
+    paths = [path for path, *_ in calls]
+    for path, layer, inp, out in reversed(calls):
+        fits = width_of(layer) == logits.shape[1] and (
+            _aligned(layer, inp, out, logits) or not (strict or name is None)
+        )
+        found = path == name if name is not None else paths.count(path) == 1 and becomes(out, logits, output)
+        if fits and found:
+            return path, logits
+    if sums and (name is None or name in sums.values()):
+        for path, module, inp, out in _watch(model, x, sums, output, least)[0]:
+            found = path == name if name is not None else becomes(out, logits, output)
+            if found and _adds_up(module, inp, out, logits):
+                return path, logits
+    if name is not None:
+        shapes = [tuple(out.shape) for path, _, _, out in calls if path == name] or "nothing"
+        raise HeadNotFoundError(f"head={name!r} gives {shapes} for logits {tuple(logits.shape)}: it cannot be the head")
+    reason = explain(model, lambda: call_model(model, x), calls, logits)
+    raise HeadNotFoundError(f"no linear layer's output is the model's logits: {reason}; {_candidates(calls, logits)}")
+
+
+def _candidates(calls: list[Call], logits: Tensor) -> str:
+    """Say which layers may be named as the head: those of its width that see what a head sees, else of the last two."""
+    wide = [call for call in calls if width_of(call[1]) == logits.shape[1] and len(call[3]) == len(logits)]
+    last = [path for path, *_ in calls[-2:]]
+    usable = [path for path, layer, inp, out in wide if _aligned(layer, inp, out, logits)]
+    usable = usable or [path for path, *_ in wide if path in last]
+    if not usable:
+        return "candidates: none"
+    shown = ", ".join(list(dict.fromkeys(usable))[-5:])
+    return f"candidates: {shown}; name one with head=, if it sees one feature vector per image"
+
+
+def look_for_head(
+    copied: Callable[[], nn.Module], x: Tensor, name: str | None, output: Callable[[Any], Tensor] | None, least: int, *,
+    needed: bool, strict: bool,
+) -> tuple[str | None, Tensor]:  # fmt: skip
+    """Find the name of the head and the logits; no name where there is none and none is needed.
+
+    `copied` makes copies of the model to probe. Answers that are features or probabilities are refused.
+    """
+
+    def probe(part: Tensor) -> tuple[str | None, Tensor]:
+        model = copied()
+        try:
+            return find_head(model, part, name=name, output=output, strict=strict, least=least)
+        except HeadNotFoundError:
+            if name is not None:
+                raise
+            logits = as_logits(call_model(model, part), output, rows=len(part), least=least)
+            refuse_probabilities(answer, logits, sure=output is not None)
+            if output is None:
+                refuse_features(model, lambda: call_model(model, part), len(part))
+            if needed:
+                raise
+            return None, logits
+
+    def answer() -> Tensor:
+        return as_logits(call_model(copied(), x), output, rows=len(x), least=least)
+
+    head, logits = with_few_images(probe, x)
+    if name is not None:  # only its shape was checked, not that its output is the answer
+        refuse_probabilities(answer, logits, sure=output is not None)
+    return head, logits
+
+
+def with_few_images(probe: Callable[[Tensor], T], x: Tensor) -> T:
+    """Probe with two images, or with the batch as it comes where the model cannot take two: its size may be fixed."""
+    if len(x) > 2 and not (isinstance(x, Batch) and x.others):
+        try:
+            return probe(x[:2])
+        except (HeadNotFoundError, NotLogitsError):
+            raise
+        except Exception:  # whatever it is: the batch itself shows whether it matters
+            pass
+    return probe(x)
+
+
+def _watch(
+    model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None, least: int
+) -> tuple[list[Call], Tensor]:
+    """One forward: what went in and out of the layers, in the order of their calls, and the logits."""
+    calls: list[Call] = []
+
+    def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        alone = isinstance(layer, HEADS) or (len(args) == 1 and not kwargs)  # a module may need more than its input
+        if args and alone and isinstance(args[0], Tensor) and isinstance(out, Tensor):
+            # a copy, so that what is done to the output in place afterwards shows
+            calls.append((layers[layer], layer, args[0], out.clone()))
+
+    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        return calls, as_logits(call_model(model, x), output, rows=len(x), least=least)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
+    """Whether the layer sees one feature vector per image where there is one answer per image, else a map of them."""
+    if getattr(layer, "groups", 1) > 1:
+        return False
+    if logits.ndim > 2:
+        return out.ndim == logits.ndim and on_one_grid(layer, inp, out)
+    features, scores = rows_of(inp, out)
+    weight = weight_of(layer)
+    return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape
+
+
+def _adds_up(module: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
+    """Return whether a module of linear layers is one linear map from features to scores on the same grid."""
+    same = inp.ndim == out.ndim == logits.ndim and inp.shape[2:] == out.shape[2:] and out.shape[1] == logits.shape[1]
+    if not same or not is_affine(module, inp):
+        return False
+    try:
+        return weight_of(module).shape == (out.shape[1], inp.shape[1])
+    except RuntimeError:  # it wants maps of another size, or its layers do not run in the order in which they stand
+        return False
+
+
+def rows_of(features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop spatial axes of size one on both sides of the head: (N, D, 1, 1) and (N, 1, 1, D) become (N, D)."""
+    if features.numel() == len(features) * max(features.shape[1:]) and scores.numel() == len(scores) * max(
+        scores.shape[1:]
+    ):
+        return features.flatten(1), scores.flatten(1)
+    return features, scores

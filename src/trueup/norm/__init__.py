@@ -1,0 +1,1 @@
+"""The statistics that BatchNorm layers normalise with."""

@@ -1,0 +1,210 @@
+"""What a panel looks like on a matplotlib axis: a function for each kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trueup.report.chart_axes import FEW, LONGEST, short
+from trueup.report.figure_spec import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture
+from trueup.report.palette import MARKERS, OUTLINES, style
+
+DENSE = 12  # points of a curve, beyond which not each has a marker, and deviations are a band
+WRITTEN = 12  # classes, up to which numbers are written into a matrix
+HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||", "oo")
+SHADES = "Blues"
+TURN = 35  # degrees of words that do not fit side by side
+LETTER = 0.0625  # inches, of a tick
+
+
+def line_look(label: str, labels: Sequence[str]) -> dict[str, Any]:
+    """How the line of a method is drawn."""
+    look = style(label, labels)
+    shape = (0, look.dash) if look.dash else "-"
+    size = 6.5 if look.marker == "*" else 4
+    return {"color": look.colour, "linestyle": shape, "marker": look.marker, "linewidth": 1.5, "markersize": size}
+
+
+def bar_look(label: str, labels: Sequence[str]) -> dict[str, Any]:
+    """How its bars are filled; hatched, so that they can be told apart in grey."""
+    look = style(label, labels)
+    hatch = "" if look.marker == "*" else HATCHES[MARKERS.index(look.marker)]
+    return {
+        "facecolor": look.colour if look.marker != "*" else "0.35",
+        "edgecolor": "white",
+        "hatch": hatch,
+        "linewidth": 0,
+    }
+
+
+def _lines(axis: Any, panel: Lines, labels: Sequence[str]) -> None:
+    _frame(axis, panel.x, panel.y, [x for curve in panel.curves for x in curve.x])
+    for i, curve in enumerate(panel.curves):
+        look = line_look(curve.label, labels)
+        x, y = np.array(curve.x), np.array(curve.y)
+        if len(x) > DENSE:
+            step = max(1, len(x) // 6)
+            look["markevery"] = (i * 2 % step, step)
+        axis.plot(x, y, zorder=3 if look["marker"] == "*" else 4, **look)
+        if curve.spread:
+            _spread(axis, curve, look["color"])
+    axis.margins(x=0.04, y=0.08)
+    if panel.x.ticks:
+        axis.set_xlim(-0.35, len(panel.x.ticks) - 0.65)
+
+
+def _spread(axis: Any, curve: Curve, colour: str) -> None:
+    x, y, spread = np.array(curve.x), np.array(curve.y), np.array(curve.spread)
+    if len(x) > DENSE:
+        axis.fill_between(x, y - spread, y + spread, color=colour, alpha=0.13, linewidth=0, zorder=2)
+    else:
+        there = np.isfinite(spread)
+        axis.errorbar(x[there], y[there], spread[there], fmt="none", ecolor=colour, elinewidth=0.9, capsize=2, zorder=3)
+
+
+def _bars(axis: Any, panel: Bars, labels: Sequence[str]) -> None:
+    _frame(axis, panel.x, panel.y, [])
+    wide = 0.84 / len(panel.curves)
+    for i, curve in enumerate(panel.curves):
+        x = np.array(curve.x) + (i - (len(panel.curves) - 1) / 2) * wide
+        y = np.array(curve.y)
+        axis.bar(x, y, width=0.92 * wide, zorder=2, **bar_look(curve.label, labels))
+        if curve.spread:
+            spread = np.array(curve.spread)
+            there = np.isfinite(spread) & np.isfinite(y)
+            axis.errorbar(
+                x[there], y[there], spread[there], fmt="none", ecolor="0.1", elinewidth=0.7, capsize=1.5, zorder=3
+            )
+    axis.grid(visible=False, axis="x")
+    if len(panel.x.ticks) > 1 and panel.x.ticks[-1] == "average":
+        axis.axvline(len(panel.x.ticks) - 1.5, color="0.75", linewidth=0.8)
+    axis.set_xlim(-0.5, max(len(panel.x.ticks), 1) - 0.5)
+    axis.tick_params(axis="x", length=0)
+
+
+def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
+    """Axes with names, and a quiet grid."""
+    axis.set_xlabel(x.title)
+    axis.set_ylabel(y.title)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("0.5")
+    axis.grid(visible=True, color="0.9", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=7.5, color="0.5", length=3)
+    if x.log:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(_plain)
+    if y.log:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(_plain)
+    if x.ticks:
+        _name_ticks(axis, x.ticks)
+    elif own := _own_ticks(x, values):
+        axis.set_xticks(own, [f"{value:g}" for value in own])
+        axis.minorticks_off()
+
+
+def _own_ticks(x: Axis, values: Sequence[float]) -> list[float]:
+    """The numbers themselves, where they are few and short."""
+    found = sorted({value for value in values if np.isfinite(value)})
+    brief = all(len(f"{value:g}") <= 4 for value in found)
+    return found if (len(found) <= 10 if x.log else len(found) <= FEW and brief) else []
+
+
+def _plain(value: float, _: Any) -> str:
+    return f"{value:g}"
+
+
+def _name_ticks(axis: Any, ticks: Sequence[str]) -> None:
+    axis.set_xticks(range(len(ticks)), shortened(ticks))
+    if _turned(ticks, axis.figure.get_figwidth() / max(1, axis.get_gridspec().ncols)):
+        for text in axis.get_xticklabels():
+            text.set(rotation=TURN, ha="right", rotation_mode="anchor")
+
+
+def shortened(words: Sequence[str]) -> list[str]:
+    """Words that leave room for the plot: their beginnings, or their ends, too, where these tell them apart."""
+    half = LONGEST // 2
+    ends = [word if len(word) <= LONGEST else f"{word[: half - 1]}…{word[-half:]}" for word in words]
+    return next((some for some in (list(map(short, words)), ends) if len(set(some)) == len(words)), list(words))
+
+
+def _turned(ticks: Sequence[str], inches: float) -> bool:
+    return max(map(len, shortened(ticks)), default=0) * len(ticks) > 13 * inches
+
+
+def tick_room(panel: Panel, inches: float) -> float:
+    """How much higher a panel of this width becomes by words that do not fit side by side."""
+    if not isinstance(panel, Lines | Bars | Matrix) or not panel.x.ticks:
+        return 0.0
+    letters = max(map(len, shortened(panel.x.ticks)))
+    if isinstance(panel, Matrix):
+        return LETTER * letters if _upright(panel) else 0.0
+    return LETTER * letters * math.sin(math.radians(TURN)) - 0.15 if _turned(panel.x.ticks, inches) else 0.0
+
+
+def _upright(panel: Matrix) -> bool:
+    return max(map(len, shortened(panel.x.ticks)), default=0) * len(panel.x.ticks) > 40
+
+
+def _matrix(axis: Any, panel: Matrix, labels: Sequence[str]) -> None:
+    from matplotlib import colormaps
+
+    values = np.array(panel.values)
+    shades = colormaps[SHADES].with_extremes(bad="0.93")
+    axis.imshow(np.ma.masked_invalid(values), cmap=shades, vmin=0, vmax=100, aspect="equal")
+    small = 7 if len(values) <= WRITTEN else 6
+    axis.set_xticks(range(values.shape[1]), shortened(panel.x.ticks), fontsize=small)
+    axis.set_yticks(range(values.shape[0]), shortened(panel.y.ticks), fontsize=small)
+    axis.set_xlabel(panel.x.title)
+    axis.set_ylabel(panel.y.title)
+    axis.tick_params(length=0)
+    axis.spines[:].set_color("0.7")
+    if _upright(panel):
+        for text in axis.get_xticklabels():
+            text.set(rotation=90)
+    for (i, j), value in np.ndenumerate(values) if len(values) <= WRITTEN else ():
+        if np.isfinite(value) and round(value):
+            colour = "white" if value > 55 else "black"
+            axis.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=6.5, color=colour)
+
+
+def _dots(axis: Any, panel: Dots, labels: Sequence[str]) -> None:
+    x, y, group = np.array(panel.x), np.array(panel.y), np.array(panel.group)
+    for i, name in enumerate(panel.groups):
+        look = style(name, panel.groups)
+        at = group == i
+        axis.scatter(x[at], y[at], s=11, c=look.colour, marker=look.marker, linewidths=0, alpha=0.8)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.margins(0.05)
+    axis.spines[:].set_color("0.7")
+
+
+def _picture(axis: Any, panel: Picture, labels: Sequence[str]) -> None:
+    axis.imshow(panel.image)
+    for i, mask in enumerate(panel.outlines.values()):
+        inside = np.asarray(mask) > 0
+        if inside.any():
+            edge = np.pad(inside.astype(float), 1)  # a region at the border is closed there
+            x, y = np.arange(edge.shape[1]) - 1, np.arange(edge.shape[0]) - 1
+            axis.contour(x, y, edge, [0.5], colors="black", linewidths=2.2, alpha=0.55)
+            axis.contour(x, y, edge, [0.5], colors=OUTLINES[i % len(OUTLINES)], linewidths=1.2)
+    axis.set_xlim(-0.5, panel.image.shape[1] - 0.5)
+    axis.set_ylim(panel.image.shape[0] - 0.5, -0.5)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.spines[:].set_visible(False)
+    axis.set_xlabel(panel.note, fontsize=7.5, labelpad=2)
+
+
+DRAW: dict[type, Callable[[Any, Any, Sequence[str]], None]] = {
+    Lines: _lines,
+    Bars: _bars,
+    Matrix: _matrix,
+    Dots: _dots,
+    Picture: _picture,
+}

@@ -1,0 +1,324 @@
+"""Networks by name: of torchvision, timm, smp, small ones, a user's own; with no weights, ImageNet's, or a file's."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trueup.source.external_checkpoints import misfits, probe_head, read_checkpoint, refuse, state_of
+from trueup.source.segmenters import SmallUNet, check_smp, make_smp
+
+LIBRARIES = ("torchvision", "timm")
+
+
+def build(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
+    """A network for images of `size` pixels; a head that no weights fit starts anew, from torch's random state.
+
+    `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes); for
+    masks "smp:deeplabv3plus/mobilenet_v2", "deeplabv3_resnet50", "small-unet".
+    `weights`: "none", "imagenet" (torchvision's IMAGENET1K_V1, timm's default ones), or a file of a state dict.
+    `channels`: of the images; a user's own function must make a network for them by itself.
+    """
+    if classes < 1:
+        raise ValueError(f"a network needs at least one output, not {classes}")
+    if weights not in ("none", "imagenet") and not Path(weights).is_file():
+        raise ValueError(f'weights={weights!r} is neither "none" nor "imagenet", nor is there such a file')
+    library, short = _find(name)
+    seen = _channel_options(library, short, channels)
+    if weights == "imagenet":
+        return _pretrained(library, short, classes, size, channels)
+    if library == "smp":
+        model = make_smp(short, classes, **seen)
+    elif library in LIBRARIES:
+        model = _create(library, short, size, num_classes=classes, **seen)
+    else:
+        model = OWN[short](classes, channels) if library == "own" else _call(short, classes)
+    if weights != "none":
+        _fill(model, weights, size, channels)
+    return model
+
+
+def _channel_options(library: str, name: str, channels: int) -> dict[str, Any]:
+    """How a library calls the number of channels of its images, where they are not three."""
+    if channels != 3 and library == "torchvision":
+        raise ValueError(
+            f"torchvision's {name} takes three channels, not {channels}: take one of timm (timm/NAME), or your own "
+            f"package.module:function"
+        )
+    words = {"timm": "in_chans", "smp": "in_channels"}
+    return {words[library]: channels} if channels != 3 and library in words else {}
+
+
+def check_network(name: str) -> None:
+    """Refuse a name that no library knows; a user's own function is not called yet."""
+    _find(name)
+
+
+def network_code(name: str) -> str:
+    """The hash of the file of a user's own network; nothing for a library's."""
+    if ":" not in name or name.startswith("smp:"):
+        return ""
+    module = name.partition(":")[0]
+    with _here(), suppress(ModuleNotFoundError, ValueError):
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+            return f"sha256:{hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:16]}"
+    raise ValueError(f"{name!r}: there is no module {module!r}, installed or in the current folder")
+
+
+def _find(name: str) -> tuple[str, str]:
+    """Who makes the network, and what it is called there."""
+    if name.startswith("smp:"):
+        check_smp(name)
+        return "smp", name
+    if ":" in name:
+        return "factory", name
+    if name in OWN:
+        return "own", name
+    library, slash, short = name.partition("/")
+    prefix, known = f"{library}/", set[str]()
+    if not slash or library not in LIBRARIES:
+        library, prefix, short, known = "", "", name, set(OWN)
+    for each in (library,) if library else LIBRARIES:
+        names = _names(each)
+        if short in names or (each == "timm" and _in_timm(short)):
+            return each, short
+        known |= names
+    near = difflib.get_close_matches(short, sorted(known), n=1)
+    hint = f"; did you mean {prefix + near[0]!r}?" if near else "."
+    raise ValueError(
+        f"no network is called {name!r}{hint} There are torchvision's and timm's, {', '.join(OWN)}, "
+        f"smp:ARCHITECTURE/ENCODER, and your own as package.module:function"
+    )
+
+
+def _names(library: str) -> set[str]:
+    """The networks of a library: for classification, and torchvision's for masks."""
+    try:
+        if library == "timm":
+            import timm
+
+            return set(timm.list_models())
+        import torchvision
+
+        return {n for m in (torchvision.models, torchvision.models.segmentation) for n in _listed(torchvision, m)}
+    except ImportError as error:
+        raise ImportError(f"{library} is not installed; pip install 'trueup[models]' brings it") from error
+
+
+def _listed(torchvision: Any, module: Any) -> list[str]:
+    names: list[str] = torchvision.models.list_models(module=module)
+    return names
+
+
+def _in_timm(name: str) -> bool:
+    """Whether timm takes a name that it does not list: an old one, or one with a tag that names its weights."""
+    import timm
+
+    try:
+        return bool(timm.is_model(name)) and (timm.get_pretrained_cfg(name) is not None or "." not in name)
+    except RuntimeError:  # a network of timm, with a tag it does not have
+        return False
+
+
+def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
+    """A library's network; those of one fixed size are told ours."""
+    model: nn.Module
+    if library == "timm":
+        import timm
+
+        config = timm.get_pretrained_cfg(name)
+        if config is not None and config.fixed_input_size and config.input_size[-1] != size:
+            options["img_size"] = size
+        model = timm.create_model(name, **options)
+    else:
+        import torchvision
+
+        if name.startswith("vit_") and size != 224:
+            options["image_size"] = size
+        if name in _listed(torchvision, torchvision.models.segmentation):
+            options.setdefault("weights_backbone", None)
+        model = torchvision.models.get_model(name, **options)
+    return model
+
+
+def _pretrained(library: str, name: str, classes: int, size: int, channels: int) -> nn.Module:
+    """A network with the library's own weights; the head stays if it has as many classes."""
+    seen = _channel_options(library, name, channels)
+    if library == "smp":
+        return _downloaded(name, lambda: make_smp(name, classes, **seen, encoder_weights="imagenet"))
+    if library not in LIBRARIES:
+        raise ValueError(f"{name!r} has no ImageNet weights; take weights from a local file")
+    import torchvision
+
+    if library == "torchvision" and name in _listed(torchvision, torchvision.models.segmentation):
+        backbone = {"num_classes": classes, "weights_backbone": "DEFAULT"}
+        return _downloaded(name, lambda: _create(library, name, size, **backbone))
+    options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}
+    model = _downloaded(name, lambda: _create(library, name, size, **options, **seen))
+    layer = model.get_submodule(probe_head(model, _example(size, channels)))
+    weight, bias = layer.weight, layer.bias
+    assert isinstance(weight, Tensor)
+    if len(weight) != classes:
+        layer.weight = nn.Parameter(weight.new_empty(classes, *weight.shape[1:]))
+        layer.bias = nn.Parameter(weight.new_empty(classes)) if bias is not None else None
+        setattr(layer, "out_features" if isinstance(layer, nn.Linear) else "out_channels", classes)
+        _restart(layer)
+        if hasattr(model, "num_classes"):
+            setattr(model, "num_classes", classes)  # noqa: B010 - timm's; torch declares no attributes but modules
+    return model
+
+
+def _downloaded(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return make()
+    except Exception as error:  # each library, and what it downloads with, has errors of its own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise OSError(
+            f"the ImageNet weights of {name!r} could not be loaded: {reason}; "
+            f"without a network, give a local file of weights instead, or none"
+        ) from error
+
+
+def _fill(model: nn.Module, path: str, size: int, channels: int) -> None:
+    """Load a state dict; only the head may be of another number of classes, or not there, and then starts anew."""
+    ours, theirs = model.state_dict(), state_of(read_checkpoint(path), path)
+    layer = None
+    if misfits(ours, theirs):
+        head = probe_head(model, _example(size, channels))
+        mine = {f"{head}.weight", f"{head}.bias"} & ours.keys()
+        weight = theirs.get(f"{head}.weight")
+        if not mine & theirs.keys() or (weight is not None and weight.shape != ours[f"{head}.weight"].shape):
+            layer = model.get_submodule(head)
+            ours = {name: tensor for name, tensor in ours.items() if name not in mine}
+            theirs = {name: tensor for name, tensor in theirs.items() if name not in mine}
+        refuse(misfits(ours, theirs), path)
+    model.load_state_dict(theirs, strict=False)
+    if layer is not None:
+        _restart(layer)
+
+
+def _restart(layer: nn.Module) -> None:
+    """Torch's own initial weights, whatever a library would start its heads with: some start with zeros."""
+    assert isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
+    layer.reset_parameters()
+
+
+def _example(size: int, channels: int) -> Tensor:
+    """Two images that leave torch's random state alone."""
+    return torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def _call(name: str, classes: int) -> nn.Module:
+    """A user's own network, from a module that is installed or in the current folder."""
+    where, _, what = name.partition(":")
+    if not where.strip(".") or where.startswith(".") or not what.isidentifier():
+        raise ValueError(f"{name!r} is not of the form package.module:function")
+    with _here():
+        try:
+            module = importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if f"{where}.".startswith(f"{error.name}."):
+                raise ValueError(f"{name!r}: there is no module {where!r}, installed or in {Path.cwd()}") from error
+            raise  # the module is there; what it imports is not
+        function = getattr(module, what, None)
+        if not callable(function):
+            near = difflib.get_close_matches(what, vars(module), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name!r}: {where} has no function {what!r}{hint}")
+        model = function(classes)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name!r} returned {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """The current folder is importable, as with python -m; before all else, so that its modules are the ones meant."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+class ResNet26(nn.Module):
+    """The ResNet of TTT for CIFAR at depth 26 and width 1, with BatchNorm; its names are theirs."""
+
+    def __init__(self, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        self.conv1 = _conv(channels, 16)
+        self.layer1 = nn.Sequential(*[Block(16, 16) for _ in range(4)])
+        self.layer2 = nn.Sequential(Block(16, 32), *[Block(32, 32) for _ in range(3)])
+        self.layer3 = nn.Sequential(Block(32, 64), *[Block(64, 64) for _ in range(3)])
+        self.bn = nn.BatchNorm2d(64)
+        self.fc = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images of any size."""
+        x = F.relu(self.bn(self.layer3(self.layer2(self.layer1(self.conv1(x))))))
+        # Differs: the mean over the whole map, not over 8x8: the same for 32x32 images, and others work too.
+        logits: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return logits
+
+
+class Block(nn.Module):
+    """Two convolutions, each after BatchNorm and ReLU, beside a shortcut without weights."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.stride = 1 if before == after else 2
+        self.bn1 = nn.BatchNorm2d(before)
+        self.conv1 = _conv(before, after, self.stride)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.conv2 = _conv(after, after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways."""
+        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, ceil_mode=True)  # odd sizes are rounded up, as by the convolution
+            x = F.pad(x, (0, 0, 0, 0, 0, out.shape[1] - x.shape[1]))
+        return x + out
+
+
+class DigitsNet(nn.Module):
+    """A small network with BatchNorm for colour images of digits, from 8x8 pixels on."""
+
+    def __init__(self, classes: int, channels: int = 3) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after, stride in ((channels, 32, 2), (32, 64, 2), (64, 128, 2), (128, 128, 1)):
+            layers += [_conv(before, after, stride), nn.BatchNorm2d(after), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(128, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        logits: Tensor = self.head(self.body(x).mean(dim=(2, 3)))
+        return logits
+
+
+def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)  # BatchNorm has the bias
+
+
+OWN: dict[str, Callable[[int, int], nn.Module]] = {
+    "resnet26-cifar": ResNet26,
+    "digits-net": DigitsNet,
+    "small-unet": SmallUNet,
+}

@@ -1,0 +1,42 @@
+"""Checks of settings: each refuses a wrong value with an error that names it."""
+
+import re
+from typing import Any
+
+
+def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Refuse a value that is not on the list."""
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}")
+
+
+def check_pattern(name: str, value: Any) -> None:
+    """Refuse what is no regular expression; a keyword is one, too."""
+    try:
+        fits = isinstance(value, str) and value and re.compile(value)
+    except re.error as error:
+        raise ValueError(f"{name}={value!r} is no regular expression: {error}") from error
+    if not fits:
+        raise ValueError(f"{name}={value!r} must be a keyword, a regular expression or a function of the name")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be True or False")
+
+
+def check_float(name: str, value: Any, low: float, high: float = float("inf")) -> None:
+    """Refuse what is not a finite number in [low, high]."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not fits or value == float("inf"):
+        bounds = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
+        raise ValueError(f"{name}={value!r} must be a number {bounds}")
+
+
+def check_int(name: str, value: Any, low: int, *, none: bool = False) -> None:
+    """Refuse what is not a whole number from `low` on, or None where that is allowed."""
+    if none and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name}={value!r} must be a whole number from {low} on{' or None' if none else ''}")
