@@ -940,7 +940,7 @@ MUTANTS = [
     ("caches: those of the user's model stay", "model/split_model.py", "self.train().eval()", "self.eval()"),
     ("steps: a device never leaves one out", "model/steps.py", "held = (~size.isfinite())", "held = (size != size)"),
     ("steps: those left out are counted", "model/steps.py", "            self._count -= int(held)\n", ""),
-    ("steps: the host waits twice", "core/adapter.py", "devices.waits(size) and decides(optimizer)", "False"),
+    ("steps: the host waits twice", "core/adapter.py", "waits(size) and decides(optimizer)", "False"),
     (
         "flow: a bad first batch on a device",
         "core/probing.py",
