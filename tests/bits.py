@@ -583,9 +583,9 @@ def own_method(kind: str, guard: bool, trace: Trace) -> None:
     trace.end(adapter)
 
 
-def scripted(kind: str, method: str, given: Mapping[str, Any], trace: Trace) -> None:
+def scripted(kind: str, method: str, window: int, given: Mapping[str, Any], trace: Trace) -> None:
     """Let a guard do all it can; save and load while it is in each of its states."""
-    options = {"guard": watchful(trace, rules=(Script(),), window=16, compare=1), "lr": 0.01, **given}
+    options = {"guard": watchful(trace, rules=(Script(),), window=window, compare=1), "lr": 0.01, **given}
     if not issubclass(trueup.get_method(method), trueup.GradientMethod):
         del options["lr"]
     adapter = adapt(kind, method, **options)
@@ -645,8 +645,9 @@ def singles() -> Iterator[tuple[str, Scenario]]:
     for kind in TASKS:
         for method in ("tent", "shot-im", "tsd", "sar", "t3a", "rotta", "cotta", "bn-alpha"):
             if kind == "classification" or method in ("tent", "tsd", "sar"):
-                yield f"scripted/{kind}/{method}", partial(scripted, kind, method, {})
-                yield f"scripted/{kind}/{method} robust", partial(scripted, kind, method, {"norm": "robust"})
+                yield f"scripted/{kind}/{method}", partial(scripted, kind, method, 16, {})
+                yield f"scripted/{kind}/{method} slow", partial(scripted, kind, method, 50, {})
+                yield f"scripted/{kind}/{method} robust", partial(scripted, kind, method, 100, {"norm": "robust"})
         for method in ("tent", "shot-im", "pl", "tsd"):
             for lr in (0.003, 0.02, 0.1):
                 yield f"touchy/{kind}/{method} {lr}", partial(touched, kind, method, lr)
