@@ -266,6 +266,8 @@ def main() -> None:
     if lost := misfits():
         sys.exit(f"these do not fit the source: {lost}")
     wanted = [bug for bug in BUGS if all(word in bug.name for word in sys.argv[1:])]
+    for bug in wanted:
+        planted(bug, homes(bug)[0].read_text())  # what cannot be planted shows at once, not after an hour
     results: dict[str, tuple[str | None, float]] = {}
     with ThreadPoolExecutor(2) as pool:
         try:
