@@ -225,7 +225,7 @@ def run(tests: list[str], source: Path) -> str | None:
         text = log.read()
     if process.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.M)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.M)
     return found[1] if found else text[-500:]
 
 

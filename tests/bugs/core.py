@@ -6,7 +6,7 @@ ROWS = [
         "copy_model",
         "return copy.deepcopy(model, dict(kept_tensors(model)))",
         "return model",
-        "test_tent test_contract",
+        "test_contract",
     ),
     (
         "model: activations recomputed with other statistics",
@@ -37,7 +37,7 @@ ROWS = [
         "torch.no_grad()",
         "test_contract",
     ),
-    ("flow: NaN pixels are taken", "check_values", "not bool(usable(x))", "False", "test_contract"),
+    ("flow: NaN pixels are taken", "check_values", "not bool(usable(x))", "False", "test_steps"),
     (
         "flow: steps along a gradient that is not finite",
         "Adapter._update",
@@ -51,7 +51,7 @@ ROWS = [
         "Adapter._learn",
         "self.method.steps if isinstance(self.method, GradientMethod) else 1",
         "1",
-        "test_tent test_golden",
+        "test_odd_models",
     ),
     (
         "random: the user's stream moves on",
@@ -101,7 +101,7 @@ ROWS = [
         "PerLabel.observe",
         "self.method.observe(net.of_label(k), seen, state[k])",
         "self.method.observe(net.of_label(k), seen, state[0])",
-        "test_segmenters",
+        "test_tast",
     ),
     (
         "eata: prepared twice, counted twice",

@@ -23,7 +23,6 @@ ROWS = [
         "listening",
         "try:\n    yield calls\nfinally:\n    handle.remove()",
         "yield calls\nhandle.remove()",
-        "test_heads",
     ),
     (
         "head: any layer of the right width",
