@@ -1,0 +1,76 @@
+"""Bugs of normalisation: name, place, old, new, tests."""
+
+ROWS = [
+    (
+        "statistics: flag set, source statistics used all the same",
+        "_following",
+        "layer.running_mean = layer.running_var = None",
+        "layer.track_running_stats = False",
+        "test_statistics",
+    ),
+    (
+        "statistics: training mode, so that buffers drift",
+        "_following",
+        "layer.running_mean = layer.running_var = None",
+        "layer.train()",
+        "test_statistics",
+    ),
+    (
+        "statistics: a second pass moves the estimates",
+        "normalizing",
+        'name == "ema" and not update',
+        "False",
+        "test_statistics",
+    ),
+    (
+        "statistics: not finite, and kept",
+        "keep",
+        "not all_finite(u for _, u in pairs if u is not None)",
+        "False",
+        "test_statistics",
+    ),
+    (
+        "statistics: unbiased variance",
+        "_moments",
+        "torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)",
+        "torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=1)",
+        "test_statistics",
+    ),
+    ("robust: the batch's own statistics answer", "normalizing", '("source", "robust")', '("source",)', "test_robust"),
+    (
+        "robust: a frequent class weighs as much",
+        "Robust._weights",
+        "(1 / (len(shares) * shares[logits.argmax(dim=1)])).clamp(max=1)",
+        "(1 / (len(shares) * shares[logits.argmax(dim=1)])).clamp(min=1, max=1)",
+        "test_robust",
+    ),
+    (
+        "robust: deviation between images is forgotten",
+        "Robust._moved",
+        "variances + (means - middle).square()",
+        "variances",
+        "test_robust",
+    ),
+    (
+        "robust: the source is no anchor",
+        "Robust._moved",
+        "torch.stack([1 - rate, rate * ANCHOR])",
+        "torch.stack([1 - rate * (1 - ANCHOR), 0 * rate])",
+        "test_robust",
+    ),
+    (
+        "instance: own moments without a threshold",
+        "_shrunk",
+        "(values.abs() - by).clamp(min=0)",
+        "values.abs()",
+        "test_policies",
+    ),
+    (
+        "engine: squares of halves",
+        "_moments",
+        "x = x.to(torch.promote_types(x.dtype, torch.float32))",
+        "pass",
+        "test_engine",
+    ),
+    ("instance: around the batch in every forward", "correcting", "if centred: ...", "if True: ...", "test_policies"),
+]
