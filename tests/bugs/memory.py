@@ -1,48 +1,48 @@
 """Bugs of banks and their search: name, place, old, new, tests."""
 
 ROWS = [
-    ("bank: grows without bound", "Bank.insert", "self.per_class is None", "True", "test_memory"),
+    ("bank: grows without bound", "Bank.insert", "self.per_class is None", "True", "test_bank"),
     (
         "bank: keeps the least certain",
         "Bank.insert",
         "entropy.to(self.entropy.dtype)",
         "-entropy.to(self.entropy.dtype)",
-        "test_memory",
+        "test_bank",
     ),
     (
         "bank: a newcomer wins a tie",
         "Bank._compete",
         "torch.searchsorted(levels, entropy.unsqueeze(1), right=True)",
         "torch.searchsorted(levels, entropy.unsqueeze(1), right=False)",
-        "test_memory",
+        "test_bank",
     ),
     (
         "bank: what leaves stays in the sums",
         "Bank.insert",
         "self._count(change.freed, -1, change.leaves)",
         "self.counts.index_add_(0, self.labels[change.freed], -torch.ones_like(change.freed))",
-        "test_memory",
+        "test_bank",
     ),
     (
         "bank: the oldest neighbour wins a tie",
         "_ages",
         "torch.where(similarity >= edge - slack, arrival, -1)",
         "torch.where(similarity >= edge - slack, 2**40 - arrival, -1)",
-        "test_search test_memory",
+        "test_nearest test_bank",
     ),
     (
         "bank: similarities without norms",
         "_walk",
         "similarity.mul_(scale[start:stop])",
         "similarity",
-        "test_search test_memory",
+        "test_nearest test_bank",
     ),
     (
         "bank: a tolerance for cosines alone",
         "_slack",
         "8 * torch.finfo(queries.dtype).eps * lengths",
         "8 * torch.finfo(queries.dtype).eps * torch.ones_like(lengths)",
-        "test_search test_memory",
+        "test_nearest test_bank",
     ),
     (
         "sketch: candidates are not compared",
@@ -67,7 +67,7 @@ ROWS = [
     ),
     ("sketch: the part along the centre is lost", "_nearest", "asked[:, -1] = 1", "asked[:, -1] = 0", "test_sketch"),
     ("sketch: another projection each time", "projection", "torch.Generator().manual_seed(0)", "None", "test_sketch"),
-    ("bank: rounding of a giant stays", "Bank.insert", "self._refresh(change.classes, change.left)", "", "test_memory"),
+    ("bank: rounding of a giant stays", "Bank.insert", "self._refresh(change.classes, change.left)", "", "test_bank"),
     (
         "pixels: entries forget what they stand for",
         "draw_pixels",

@@ -170,7 +170,7 @@ ROWS = [
         "roid_view",
         '_moved(view, 1.0, "reflection")',
         '_moved(view, 1.0, "border")',
-        "test_augment",
+        "test_views",
     ),
     ("roid: no way back to the source", "Roid.after", "p.lerp_(source, 1 - self.keep)", "pass", "test_roid"),
     ("memo: what one image taught stays", "Memo.after", 'return "reset"', "return None", "test_memo"),
@@ -258,6 +258,6 @@ ROWS = [
         "Tsd._paper",
         "survivors.clamp(min=1)",
         "max(1, int(survivors))",
-        "test_waiting test_memory",
+        "test_waiting test_bank",
     ),
 ]

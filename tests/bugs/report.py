@@ -16,6 +16,6 @@ ROWS = [
         "test_tables",
     ),
     ("masks: tables show accuracy", "tables", "metric or _usual_metric(group)", 'metric or "accuracy"', "test_tables"),
-    ("versus: seconds of targets are averaged", "", 'SUMMED = ("seconds",)', "SUMMED = ()", "test_versus"),
-    ("versus: a seed that lacks a target counts", "values_of", "None not in values", "any(values)", "test_versus"),
+    ("versus: seconds of targets are averaged", "", 'SUMMED = ("seconds",)', "SUMMED = ()", "test_paper_table"),
+    ("versus: a seed that lacks a target counts", "values_of", "None not in values", "any(values)", "test_paper_table"),
 ]

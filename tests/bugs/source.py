@@ -104,7 +104,7 @@ ROWS = [
         "_create",
         'options.setdefault("weights_backbone", None)',
         "pass",
-        "test_mask_nets",
+        "test_mask_networks",
     ),
     (
         "masks: trained on another part of the target",
