@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import Event, Guard, rules
-from trueup.core.building import build_for
+from trueup.core.building import make_ready
 from trueup.core.frozen_source import source_logits
 from trueup.core.saving import to_file
 from trueup.guard.rules import Action, BatchSignals, Rule
@@ -244,7 +244,7 @@ AGAIN = {**ILL, 13: "pull", 16: "rollback", 19: "reset", 20: "restore", 21: "par
 @pytest.mark.parametrize(("method", "norm"), [("tent", "batch"), ("tsd", "robust"), ("eta", "ema"), ("t3a", "batch")])
 def test_every_state_is_saved_copied_and_forgotten(method: str, norm: str, tmp_path: Path) -> None:
     adapter, fresh = (scripted(AGAIN, method, norm=norm) for _ in range(2))
-    build_for(fresh, XS[0])
+    make_ready(fresh, XS[0])
     expected = play(adapter, XS)
     assert set(COURSE) <= {adapter.health.state, *COURSE}
     last, adapter = adapter, scripted(AGAIN, method, norm=norm)

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trueup.core.adapter import Adapter
 from trueup.core.registry import make_method
 from trueup.data.loading import Loader
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model
 from trueup.norm.policy import applying_policy
 

@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.core.building import build_for
-from trueup.core.copying import calling, look_for_caches
-from trueup.core.frozen_source import MOVES, Answer, source_logits
-from trueup.core.guarded import answer_good_rows, judged_answer
+from trueup.core.building import make_ready
+from trueup.core.copying import calling
+from trueup.core.frozen_source import MOVES, Answer, last_numbers, source_logits
+from trueup.core.guarded_batch import answer_good_rows, judged_answer
 from trueup.core.lifecycle import AdapterBase
 from trueup.core.method import GradientMethod
 from trueup.core.state import AdapterState
 from trueup.core.undo import all_or_nothing, serialized
-from trueup.guard.config import last_numbers
 from trueup.guard.marks import Decision
 from trueup.model.sam import backward
 from trueup.model.split_model import Output
@@ -54,9 +53,7 @@ class Adapter(AdapterBase):
 
     def _answer(self, x: Tensor) -> Tensor:
         """Answer a batch, in as many parts as the method asks for."""
-        if not self.built:
-            build_for(self, x)
-        look_for_caches(self, x)
+        make_ready(self, x)
         if "prepare" in self.method.info.needs and not self.prepared:
             self.warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
         answers = []

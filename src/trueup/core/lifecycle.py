@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.autosave import Autosave
-from trueup.core.building import build_for, prepare
+from trueup.core.building import make_ready, prepare
 from trueup.core.copying import calling, fork, move
 from trueup.core.describe import describe
 from trueup.core.effects import check_effect
@@ -27,7 +27,7 @@ from trueup.core.undo import CallLock, Scratch, Undo, serialized
 from trueup.guard.config import Guard, Health, plain_health
 from trueup.guard.monitor import Monitor
 from trueup.model.calls import read_call
-from trueup.model.copying import copy_model, kept_tensors
+from trueup.model.copy_model import copy_model, kept_tensors
 from trueup.model.inputs import check_input, check_model
 from trueup.model.runner import Engine
 from trueup.model.split_model import SplitModel
@@ -84,7 +84,7 @@ class AdapterBase(nn.Module):
         self._warned: set[str] = set()
         if example is not None:
             with torch.inference_mode(False), calling(self, x := self.checked((example,))):
-                build_for(self, x)
+                make_ready(self, x)
 
     @property
     def built(self) -> bool:

@@ -19,7 +19,7 @@ from trueup.core.listening import heard
 from trueup.core.method import Method
 from trueup.deploy.estimates import MethodReport, Score
 from trueup.guard.config import Guard
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.split_model import Output, SplitModel
 from trueup.views import Normalization
 

@@ -33,7 +33,7 @@ from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.deploy.folder_images import JOURNAL, Case, Image, find, groups
 from trueup.deploy.run_log import RunLog, alone
 from trueup.deploy.windows import Solid, Window, slide, sliding_window, solids
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model
 from trueup.validate import check_int
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trueup.guard.published_rules import RDumb
@@ -47,21 +44,6 @@ class Health:
         words += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sorted(self.numbers.items())]
         words += [f"{count} × {name}" for name, count in self.events.items() if count]
         return "; ".join(words)
-
-
-def last_numbers(answers: Tensor, source: Tensor | None = None, *, multilabel: bool) -> dict[str, Tensor]:
-    """Measure the entropy of answers, in parts of the greatest, and their agreement with the source's; without waiting.
-
-    Of several labels each is a problem of two classes.
-    """
-    if multilabel:
-        answers = torch.stack((torch.zeros_like(answers), answers), dim=1)
-    log_p = F.log_softmax(answers.detach().float(), dim=1)
-    numbers = {"entropy": -(log_p.exp() * log_p).sum(dim=1).mean() / math.log(answers.shape[1])}
-    if source is not None:
-        theirs = source > 0 if multilabel else source.argmax(dim=1)
-        numbers["agreement"] = (log_p.argmax(dim=1) == theirs).float().mean()
-    return numbers
 
 
 def plain_health(images: int, batches: int, updates: int, last: Mapping[str, Tensor]) -> Health:

@@ -30,7 +30,7 @@ class FeatureShift(NamedTuple):
 
 
 @contextmanager
-def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenMoments]:
+def watching_moments(model: nn.Module) -> Iterator[SeenMoments]:
     """Collect the moments of what goes into the BatchNorm layers of a model."""
     seen: SeenMoments = []
 
@@ -38,7 +38,7 @@ def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenM
         assert isinstance(layer, _BatchNorm)
         seen.append((layer, *batch_moments(args[0].detach()), len(args[0])))
 
-    handles = [layer.register_forward_pre_hook(note) for layer in batchnorms(model)] if active else []
+    handles = [layer.register_forward_pre_hook(note) for layer in batchnorms(model)]
     try:
         yield seen
     finally:
