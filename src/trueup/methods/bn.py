@@ -1,4 +1,4 @@
-"""Batch statistics in BatchNorm layers, and nothing else."""
+"""BatchNorm adaptation: statistics of the test batch instead of the source's."""
 
 from dataclasses import dataclass
 
@@ -21,6 +21,6 @@ class Bn(Method):
         tasks=("classification", "segmentation"),
         passes="1 forward",
         memory="nothing",
-        works="Shifts of colour, contrast, noise, with batches of 32 or more that mix the classes.",
-        breaks="Single images, small batches, and batches of one class: their statistics mean nothing.",
+        works="Shifts in colour, contrast or noise, with batches of 32 or more images of mixed classes.",
+        breaks="Single images, small batches and batches of one class: their statistics are unreliable.",
     )
