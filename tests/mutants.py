@@ -117,8 +117,8 @@ MUTANTS = [
     (
         "random: the user's stream moves on",
         "core/random_stream.py",
-        "zip(devices, theirs, strict=True):\n                _set(d, state)",
-        "zip(devices, theirs, strict=True):\n                pass",
+        "zip(devices, before, strict=True):\n                _set(d, state)",
+        "zip(devices, before, strict=True):\n                pass",
     ),
     (
         "reset: the memory stays",
@@ -301,8 +301,8 @@ MUTANTS = [
     (
         "labels: one bank for all",
         "core/multilabel.py",
-        "self.method.observe(net.of_label(k), seen, state[k])",
-        "self.method.observe(net.of_label(k), seen, state[0])",
+        "self.method.observe(net.of_label(k), part, state[k])",
+        "self.method.observe(net.of_label(k), part, state[0])",
     ),
     (
         "labels: every label sees the first",
@@ -737,7 +737,12 @@ MUTANTS = [
         "(distance <= distance.mean())",
     ),
     ("roid: the other prior correction", "methods/roid.py", 'prior: str = "logits"', 'prior: str = "probabilities"'),
-    ("views: ROID repeats the edge", "views.py", '_moved(view, 1.0, "reflection")', '_moved(view, 1.0, "border")'),
+    (
+        "views: ROID repeats the edge",
+        "views.py",
+        '_random_affine(view, 1.0, "reflection")',
+        '_random_affine(view, 1.0, "border")',
+    ),
     (
         "params: frozen ones are trainable",
         "model/params.py",

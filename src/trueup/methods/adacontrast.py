@@ -116,5 +116,5 @@ class AdaContrast(GradientMethod):
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """Return SGD with Nesterov momentum."""
-        params, hyper = [p for _, p in named], {"lr": self.lr, "momentum": 0.9, "weight_decay": 1e-4}
-        return torch.optim.SGD(params, **hyper, nesterov=True, fused=fusable(params))
+        params, lr = [p for _, p in named], self.lr
+        return torch.optim.SGD(params, lr=lr, momentum=0.9, nesterov=True, weight_decay=1e-4, fused=fusable(params))
