@@ -35,7 +35,7 @@ class Script(Rule):
     def init(self, classes: int) -> nn.Module:
         return rules.buffers(at=torch.tensor(0))
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
         kind: Any = self.script.get(int(state.at))
         state.at += 1
         return None if kind is None else Action(kind, f"the script says {kind}", 0.5)
