@@ -577,7 +577,12 @@ MUTANTS = [
         'np.argsort(rng.permutation(len(patients))[which], kind="stable")',
         "np.lexsort((rng.random(len(y)), rng.permutation(len(patients))[which]))",
     ),
-    ("masks: tables show accuracy", "report/tables.py", "metric or _usual_metric(group)", 'metric or "accuracy"'),
+    (
+        "masks: tables show accuracy",
+        "report/tables.py",
+        "METRICS[metric] if metric else default_metric(group)",
+        'METRICS[metric or "accuracy"]',
+    ),
     (
         "protocol: all broken files that a loader ever met",
         "bench/stream_runner.py",

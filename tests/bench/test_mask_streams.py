@@ -22,7 +22,7 @@ from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.slices import SliceDomain
-from trueup.report.tables import tables
+from trueup.report.tables import make_tables
 from trueup.source.checkpoints import Store
 from trueup.source.holdout import split
 from trueup.source.networks import build
@@ -310,7 +310,7 @@ def test_run_gives_a_record_with_dice(finished: Path) -> None:
 
 def test_tables_show_dice_by_themselves(finished: Path) -> None:
     records = read_records(finished)
-    (table,) = tables(records)
+    (table,) = make_tables(records)
     assert table.metric.name == "dice"
     assert table.title.startswith("fundus-sim: Dice in %")
     assert [row.label for row in table.rows] == ["source", "bn", "tsd"]
@@ -318,7 +318,7 @@ def test_tables_show_dice_by_themselves(finished: Path) -> None:
         cell = row.cells[0]
         assert cell is not None
         assert cell.mean == record["results"]["dice"]
-    (other,) = tables(records, metric="hd95")
+    (other,) = make_tables(records, metric="hd95")
     assert other.metric.name == "hd95"
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_cli import invoke, trueup
 from traced import study, write
 
-from trueup.cli.report import _told_apart
+from trueup.cli.report import _short_names
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def test_where_nothing_came_to_its_end_the_page_says_why(tmp_path: Path) -> None
     ("one", "other", "names"),
     [("/x/a", "/x/b", ("a", "b")), ("/x/out", "/y/out", ("x/out", "y/out")), ("/x", "/x", ("//x", "//x"))],
 )
-def test_folders_of_one_name_are_told_apart(one: str, other: str, names: tuple[str, str]) -> None:
-    assert _told_apart(Path(one), Path(other)) == names
+def test_folders_of_one_name_are_short_names(one: str, other: str, names: tuple[str, str]) -> None:
+    assert _short_names(Path(one), Path(other)) == names
 
 
 def test_traces_that_are_damaged_cost_their_figures_alone(sweep: Path) -> None:

@@ -10,27 +10,41 @@ import pytest
 from PIL import Image
 from traced import study
 
-from trueup.report.figure_spec import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture, Plate
-from trueup.report.figures import FORMS, draw, save
-from trueup.report.palette import COLOURS, INK, OUTLINES, labels_of, style
-from trueup.report.record_figures import plates
+from trueup.report.figure_spec import (
+    Axis,
+    BarPanel,
+    Curve,
+    FigureSpec,
+    ImagePanel,
+    LinePanel,
+    MatrixPanel,
+    Panel,
+    ScatterPanel,
+)
+from trueup.report.figures import FORMS, draw_figure, save_figure
+from trueup.report.palette import COLOURS, INK, OUTLINES, curve_labels, style
+from trueup.report.record_figures import make_figures
 
 CURVES = (Curve("source", (0, 1, 2), (1, 2, 3)), Curve("tsd", (0, 1, 2), (2, 3, float("nan")), (0.5, float("nan"), 1)))
 LONG = tuple(range(40))
 PANELS: dict[str, Panel] = {
-    "lines": Lines("panel", Axis("across", log=True), Axis("up", log=True), (Curve("tsd", (1, 8, 64), (1, 10, 100)),)),
-    "words": Lines("panel", Axis("across", ("one", "two", "all")), Axis("up"), CURVES),
-    "long": Lines("panel", Axis("across"), Axis("up"), (Curve("tsd", LONG, LONG, (1,) * 40),)),
-    "bars": Bars("panel", Axis("across", ("one", "two", "all")), Axis("up"), CURVES),
-    "matrix": Matrix("panel", Axis("across", ("x", "y")), Axis("up", ("x", "y")), ((90, 10), (float("nan"),) * 2)),
-    "dots": Dots("panel", (0, 1, 2), (2, 1, 0), (0, 1, 1), ("across", "up")),
-    "picture": Picture("panel", np.zeros((8, 8, 3), np.uint8), {"across": np.eye(8), "empty": np.zeros((8, 8))}, "up"),
+    "lines": LinePanel(
+        "panel", Axis("across", log=True), Axis("up", log=True), (Curve("tsd", (1, 8, 64), (1, 10, 100)),)
+    ),
+    "words": LinePanel("panel", Axis("across", ("one", "two", "all")), Axis("up"), CURVES),
+    "long": LinePanel("panel", Axis("across"), Axis("up"), (Curve("tsd", LONG, LONG, (1,) * 40),)),
+    "bars": BarPanel("panel", Axis("across", ("one", "two", "all")), Axis("up"), CURVES),
+    "matrix": MatrixPanel("panel", Axis("across", ("x", "y")), Axis("up", ("x", "y")), ((90, 10), (float("nan"),) * 2)),
+    "dots": ScatterPanel("panel", (0, 1, 2), (2, 1, 0), (0, 1, 1), ("across", "up")),
+    "picture": ImagePanel(
+        "panel", np.zeros((8, 8, 3), np.uint8), {"across": np.eye(8), "empty": np.zeros((8, 8))}, "up"
+    ),
 }
 
 
-def plate(*panels: Panel, **change: Any) -> Plate:
+def plate(*panels: Panel, **change: Any) -> FigureSpec:
     made = {"name": "a-plate", "title": "Title of $5 & more", "caption": "What one must know. " * 9, "columns": 2}
-    return Plate(panels=panels, **{**made, **change})
+    return FigureSpec(panels=panels, **{**made, **change})
 
 
 def words(file: Path) -> str:
@@ -39,7 +53,7 @@ def words(file: Path) -> str:
 
 @pytest.mark.parametrize("kind", PANELS)
 def test_every_kind_is_drawn_with_its_words(kind: str, tmp_path: Path) -> None:
-    files = save(plate(PANELS[kind], PANELS[kind]), tmp_path / "new")
+    files = save_figure(plate(PANELS[kind], PANELS[kind]), tmp_path / "new")
     assert [file.name for file in files] == ["a-plate.png", "a-plate.svg", "a-plate.pdf"]
     with Image.open(files[0]) as picture:
         assert min(picture.size) > 300
@@ -51,22 +65,22 @@ def test_every_kind_is_drawn_with_its_words(kind: str, tmp_path: Path) -> None:
 
 
 def test_same_plate_same_bytes(tmp_path: Path) -> None:
-    first, second = (save(plate(*PANELS.values()), tmp_path / name) for name in "ab")
+    first, second = (save_figure(plate(*PANELS.values()), tmp_path / name) for name in "ab")
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
         assert b"Date" not in one.read_bytes()
 
 
 def test_legend_is_there_once(tmp_path: Path) -> None:
-    (file,) = save(plate(PANELS["words"], PANELS["bars"]), tmp_path, ["svg"])
+    (file,) = save_figure(plate(PANELS["words"], PANELS["bars"]), tmp_path, ["svg"])
     assert words(file).count("source") == 1
 
 
 def test_nothing_is_cut_off_or_drawn_over(tmp_path: Path) -> None:
     """Title, legend, axes and caption lie above each other, inside the page."""
     records, trace = study(batches=(1, 20), values={"neighbors": (1, 5)}, images=60)
-    for made in [*plates(records, trace), plate(*PANELS.values()), plate(PANELS["words"])]:
-        figure = draw(made)
+    for made in [*make_figures(records, trace), plate(*PANELS.values()), plate(PANELS["words"])]:
+        figure = draw_figure(made)
         figure.canvas.draw()
         page, renderer = figure.bbox, figure.canvas.get_renderer()
         title, caption = (text.get_window_extent(renderer) for text in figure.texts)
@@ -88,8 +102,10 @@ def test_long_names_leave_the_plot_its_room(letters: int) -> None:
     """Ticks are shortened and told apart; names wrap; what turned ticks take is added to the height."""
     ticks = tuple(f"{'a' * (letters - 1)}{i}" for i in range(6))
     curves = tuple(Curve(f"{('methods.tsd_with_' * 8)[:letters]}{i}", LONG[:6], LONG[:6]) for i in range(9))
-    panel, plain = (Bars(ticks[0] * 2, Axis("across", names), Axis("up"), curves) for names in (ticks, tuple("abcdef")))
-    figures = [draw(plate(each, columns=1)) for each in (panel, plain)]
+    panel, plain = (
+        BarPanel(ticks[0] * 2, Axis("across", names), Axis("up"), curves) for names in (ticks, tuple("abcdef"))
+    )
+    figures = [draw_figure(plate(each, columns=1)) for each in (panel, plain)]
     for figure in figures:
         figure.canvas.draw()
     renderer = figures[0].canvas.get_renderer()
@@ -106,8 +122,8 @@ def test_long_names_leave_the_plot_its_room(letters: int) -> None:
 
 def test_a_plate_higher_than_a_page_becomes_several_files(tmp_path: Path) -> None:
     """Twenty panels in two columns: each is there once, in order, and a file of one page keeps its name."""
-    panels = [Lines(f"number {i}.", Axis("across"), Axis("up"), CURVES) for i in range(20)]
-    files = save(plate(*panels), tmp_path, ["svg"])
+    panels = [LinePanel(f"number {i}.", Axis("across"), Axis("up"), CURVES) for i in range(20)]
+    files = save_figure(plate(*panels), tmp_path, ["svg"])
     assert [file.name for file in files] == [f"a-plate-{i + 1}.svg" for i in range(len(files))]
     found = []
     for file in files:
@@ -115,23 +131,23 @@ def test_a_plate_higher_than_a_page_becomes_several_files(tmp_path: Path) -> Non
         assert float(root.attrib["height"].removesuffix("pt")) / 72 <= 10.5
         found += re.findall(r"number \d+\.", words(file))
     assert found == [panel.title for panel in panels]
-    assert [file.name for file in save(plate(*panels[:4]), tmp_path, ["svg"])] == ["a-plate.svg"]
+    assert [file.name for file in save_figure(plate(*panels[:4]), tmp_path, ["svg"])] == ["a-plate.svg"]
 
 
 def test_few_numbers_are_their_own_ticks() -> None:
     curve = Curve("tsd", (16, 64), (1, 2))
-    (axis,) = draw(plate(Lines("", Axis("batch"), Axis("up"), (curve,)))).axes
+    (axis,) = draw_figure(plate(LinePanel("", Axis("batch"), Axis("up"), (curve,)))).axes
     assert [text.get_text() for text in axis.get_xticklabels()] == ["16", "64"]
 
 
 def test_structures_have_the_colours_of_the_page() -> None:
-    figure = draw(plate(PANELS["picture"]))
+    figure = draw_figure(plate(PANELS["picture"]))
     assert [line.get_color() for line in figure.legends[0].get_lines()] == list(OUTLINES[:2])
 
 
 def test_unknown_form_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'gif'"):
-        save(plate(PANELS["bars"]), tmp_path / "new", ["png", "gif"])
+        save_figure(plate(PANELS["bars"]), tmp_path / "new", ["png", "gif"])
     assert not (tmp_path / "new").exists()
     assert FORMS == ("png", "svg", "pdf")
 
@@ -145,12 +161,12 @@ def test_methods_look_alike_in_all_plates() -> None:
     assert [look.colour for look in looks[1:9]] == list(COLOURS)
     assert style("source (guard)", ["source (guard)", "source", "m"]).colour == INK
     assert style("m", ["m"]) == style("m", ["source", "m"])
-    assert labels_of([plate(PANELS["words"]), plate(PANELS["bars"], PANELS["dots"])]) == ("source", "tsd")
+    assert curve_labels([plate(PANELS["words"]), plate(PANELS["bars"], PANELS["dots"])]) == ("source", "tsd")
     with pytest.raises(ValueError, match="no style for 'x'"):
         style("x", labels)
 
 
 def test_lines_have_the_style_of_their_label() -> None:
-    figure = draw(plate(PANELS["long"]), ["tent", "tsd"])
+    figure = draw_figure(plate(PANELS["long"]), ["tent", "tsd"])
     assert figure.axes[0].lines[0].get_color() == COLOURS[1]
-    assert draw(plate(PANELS["long"])).axes[0].lines[0].get_color() == COLOURS[0]
+    assert draw_figure(plate(PANELS["long"])).axes[0].lines[0].get_color() == COLOURS[0]

@@ -14,8 +14,8 @@ from trueup.bench.settings import known, make_sweep
 from trueup.cli import options
 from trueup.cli.bench import perform
 from trueup.cli.report import write_page
-from trueup.report.render import render
-from trueup.report.tables import tables
+from trueup.report.render import render_table
+from trueup.report.tables import make_tables
 
 TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "classification": (
@@ -47,7 +47,7 @@ def demo(
     folder = Path(out)
     records = read_records(folder / FILE)
     for form, name in (("markdown", "table.md"), ("latex", "table.tex"), ("csv", "table.csv")):
-        text = "\n\n".join(render(table, form) for table in tables(records))
+        text = "\n\n".join(render_table(table, form) for table in make_tables(records))
         (folder / name).write_text(text + "\n")
     said = [f"tables in {folder / 'table'}.md, .tex and .csv", *write_page(records, folder, figures=True)]
     console.print("; ".join(said), highlight=False, soft_wrap=True)

@@ -17,11 +17,11 @@ from trueup.bench.sweep import plan, run_sweep
 from trueup.cli import options
 from trueup.cli.options import given
 from trueup.cli.progress import SweepBars
-from trueup.report.figures import save
-from trueup.report.palette import labels_of
-from trueup.report.paper_table import versus
-from trueup.report.record_figures import plates
-from trueup.report.render import render
+from trueup.report.figures import save_figure
+from trueup.report.palette import curve_labels
+from trueup.report.paper_table import compare_with_paper
+from trueup.report.record_figures import make_figures
+from trueup.report.render import render_table
 from trueup.report.tables import Table
 from trueup.report.traces import Traces
 
@@ -90,7 +90,7 @@ def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
         records, failures = summary.records, summary.failures
     console = Console()
     table = table_of(wanted, records)
-    typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+    typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
     for record in failures:
         run = record["settings"]
         what = f"{run['method']} on {run['dataset']}/{run['target']}, {run['network']}, seed {run['seed']}"
@@ -98,7 +98,7 @@ def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
     out.mkdir(parents=True, exist_ok=True)
     place = out / name_of(wanted)
     for form, suffix in FORMS.items():
-        (out / f"{place.name}{suffix}").write_text(render(table, form))
+        (out / f"{place.name}{suffix}").write_text(render_table(table, form))
     console.print(f"table in {place}.md, .tex and .csv", highlight=False, soft_wrap=True)
     if recipe.figures and records:
         files = figures_of(wanted, records, out)
@@ -115,15 +115,15 @@ def table_of(wanted: Reproduction, records: list[Record]) -> Table:
         stand_ins = ", ".join(wanted.dataset)
         notes.insert(0, f"small: on {stand_ins}, with small networks; the differences from the paper mean nothing")
     title = f"{recipe.title}: ours, the paper's, the difference" if recipe.table else recipe.title
-    return versus(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
+    return compare_with_paper(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
 
 
 def figures_of(wanted: Reproduction, records: list[Record], out: Path) -> list[Path]:
     """Draw the recipe's figures into OUT/figures: the PNG files."""
-    found = plates(records, Traces(out))
-    chosen = [plate for plate in found if plate.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
+    found = make_figures(records, Traces(out))
+    chosen = [figure for figure in found if figure.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
     folder = out / "figures" / name_of(wanted)
-    return [save(plate, folder, labels=labels_of(found))[0] for plate in chosen]
+    return [save_figure(figure, folder, labels=curve_labels(found))[0] for figure in chosen]
 
 
 def name_of(wanted: Reproduction) -> str:

@@ -18,7 +18,7 @@ from trueup.cli import options
 from trueup.cli.options import given
 from trueup.cli.progress import SweepBars
 from trueup.report.heatmap import heatmap
-from trueup.report.render import render
+from trueup.report.render import render_table
 from trueup.report.stress_tables import StressTest, stress_tests
 
 SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; again for more; all if left out.")
@@ -113,7 +113,7 @@ def perform(test: Stress, todo: Plan, out: Path, **how: Any) -> Outcome:
     names = [out / ("stress" if len(tests) == 1 else f"stress-{_plain(each)}") for each in tests]
     for each, name in zip(tests, names, strict=True):
         for form, suffix in FORMS.items():
-            text = "\n\n".join(render(table, form) for table in each.tables())
+            text = "\n\n".join(render_table(table, form) for table in each.tables())
             Path(f"{name}{suffix}").write_text(text + "\n")
     pictures = [list(heatmap(each, Path(f"{name}.png"))) for each, name in zip(tests, names, strict=True)]
     return Outcome(len(summary.records), tests, list(summary.failures), names, pictures)
@@ -124,7 +124,7 @@ def tell(outcome: Outcome, out: Path) -> None:
     console = Console()
     for test in outcome.tests:
         for table in test.tables()[:2]:
-            typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+            typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
     for record in outcome.failures:
         run = record["settings"]
         name = f"{run['method']} in {scenario_of(run)} on {run['dataset']}/{run['target']}, seed {run['seed']}"
@@ -152,7 +152,7 @@ def values(outcome: Outcome) -> dict[str, Any]:
 def _test_values(test: StressTest) -> dict[str, Any]:
     methods = []
     for row in test.rows:
-        spots = zip(test.scenarios, row.spots, strict=True)
+        spots = zip(test.scenarios, row.cells, strict=True)
         scenarios = {name: None if spot is None else asdict(spot) for name, spot in spots}
         worst = None if row.worst is None else test.scenarios[row.worst]
         methods.append({"name": row.label, "method": row.method, "worst": worst, "scenarios": scenarios})
