@@ -16,7 +16,7 @@ import trueup
 from trueup.bench.records import FILE, Record
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import plan
-from trueup.cli.bench import perform
+from trueup.cli.bench import run_and_print
 from trueup.data.datasets import open_dataset
 
 CORRUPTIONS = "+".join(open_dataset("digits-c").targets)
@@ -40,7 +40,7 @@ def main(quick: bool, workers: int) -> None:
         few = {"target": ["neon"], "limit": 128, "training": {"iterations": 5}} if quick else {}
         for names, seeds in (([m for m in methods if m != "memo"], SEEDS), (["memo:views=8"], SEEDS[:1])):
             sweep = make_sweep({**values, **few, "method": names, "seed": [0] if quick else seeds})
-            perform(sweep, str(out), workers=workers)
+            run_and_print(sweep, str(out), workers=workers)
             done = plan(sweep, out)
             records = [done.done[run.digest()] for run in done.done_here]
             for method in {r["settings"]["method"] for r in records}:

@@ -15,7 +15,7 @@ from field import COLUMNS, SEEDS, cell, table
 from trueup.bench.records import FILE
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import plan
-from trueup.cli.bench import perform
+from trueup.cli.bench import run_and_print
 
 PRIORS = ("none", "probabilities", "logits")
 
@@ -28,7 +28,7 @@ def main(quick: bool, workers: int) -> None:
     cells: dict[str, dict[str, str]] = {f"roid:prior={prior}": {} for prior in PRIORS}
     for column, values in columns.items():
         sweep = make_sweep({**values, **few, "method": list(cells), "seed": [0] if quick else SEEDS})
-        perform(sweep, str(out), workers=workers)
+        run_and_print(sweep, str(out), workers=workers)
         done = plan(sweep, out)
         records = [done.done[run.digest()] for run in done.done_here]
         for prior in PRIORS:

@@ -444,7 +444,12 @@ MUTANTS = [
         "best = max(search,",
         "best = max(reversed(search),",
     ),
-    ("select: searched on what trained", "bench/jobs.py", "_, held = split(domain", "held, _ = split(domain"),
+    (
+        "select: searched on what trained",
+        "bench/jobs.py",
+        "_, held = split_holdout(domain",
+        "held, _ = split_holdout(domain",
+    ),
     (
         "protocol: no reset between domains",
         "bench/stream_runner.py",
@@ -567,10 +572,10 @@ MUTANTS = [
     (
         "masks: hyper-parameters of images",
         "bench/settings.py",
-        "values = resolve(method, hyper, select, dataset.task)",
-        "values = resolve(method, hyper, select)",
+        "values = resolve_hyper(method, hyper, select, dataset.task)",
+        "values = resolve_hyper(method, hyper, select)",
     ),
-    ("masks: the grid of images", "bench/grids.py", 'GRIDS if task == "classification" else PIXELS', "GRIDS"),
+    ("masks: the grid of images", "bench/grids.py", 'GRIDS if task == "classification" else MASK_GRIDS', "GRIDS"),
     (
         "masks: slices of a patient out of order",
         "data/streams.py",

@@ -11,7 +11,7 @@ def write_atomic(path: Path, blob: bytes, *, private: bool = False) -> None:
     private: only its owner may read it, from the first byte on; else the user's umask decides.
     """
     end = f".{os.getpid()}.partial"
-    partial = path.with_name(shortened(f".{path.name}{end}", end, longest_name(path.parent)))
+    partial = path.with_name(shorten_name(f".{path.name}{end}", end, longest_name(path.parent)))
     partial.unlink(missing_ok=True)  # opening a file that is there would keep its mode
     try:
         with open(partial, "wb", opener=_owner_only if private else None) as file:
@@ -39,7 +39,7 @@ def longest_name(folder: Path) -> int:
         return 255
 
 
-def shortened(path: str, end: str, longest: int) -> str:
+def shorten_name(path: str, end: str, longest: int) -> str:
     """Shorten the last name of a path to so many bytes: its beginning, a hash of all of it, and its end, `end`."""
     folder, slash, name = path.rpartition("/")
     if len(os.fsencode(name)) <= longest:
@@ -53,7 +53,7 @@ def _owner_only(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL, 0o600)
 
 
-def alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
     """Whether another process has this number; where one cannot ask without doing harm, it counts as alive."""
     if process == os.getpid():
         return False

@@ -13,14 +13,14 @@ from trueup.bench.feature_metrics import (  # fmt: skip
     PLANE,
     SHOWN,
     WINDOWS,
-    Listener,
+    FeatureRecorder,
     alignment,
-    in_plane,
     measure_features,
+    project_for_trace,
     separation,
+    to_unit_sphere,
     uniformity,
     uniformity_per_class,
-    unit,
 )
 from trueup.bench.jobs import write_trace
 from trueup.core.adapter import Adapter
@@ -81,7 +81,7 @@ def test_one_feature_has_no_pair() -> None:
 
 
 def test_zeros_stay_where_they_are() -> None:
-    assert np.array_equal(unit(np.zeros((2, 3))), np.zeros((2, 3)))
+    assert np.array_equal(to_unit_sphere(np.zeros((2, 3))), np.zeros((2, 3)))
 
 
 def test_parts_of_a_stream_are_measured_alone() -> None:
@@ -97,11 +97,11 @@ def test_parts_of_a_stream_are_measured_alone() -> None:
 
 def test_main_directions_keep_distances() -> None:
     wide = RNG.normal(size=(30, 80)) @ np.diag([1.0] * 40 + [0.0] * 40)
-    flat = in_plane(wide).astype(float)
+    flat = project_for_trace(wide).astype(float)
     assert flat.shape == (30, 30)  # thirty points span no more
-    assert in_plane(RNG.normal(size=(200, 80))).shape == (200, PLANE)
+    assert project_for_trace(RNG.normal(size=(200, 80))).shape == (200, PLANE)
     ours = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    theirs = np.linalg.norm(unit(wide)[:, None] - unit(wide)[None], axis=2)
+    theirs = np.linalg.norm(to_unit_sphere(wide)[:, None] - to_unit_sphere(wide)[None], axis=2)
     assert np.allclose(ours, theirs, atol=5e-3)
 
 
@@ -109,7 +109,7 @@ def test_main_directions_keep_distances() -> None:
 @pytest.mark.parametrize("guard", [False, True])
 def test_listening_changes_nothing_and_hears_the_features(method: str, guard: bool) -> None:
     x = images(60, seed=0, shift=1.0)[0]
-    listener, plain = Listener(60), make_method(method, {})
+    listener, plain = FeatureRecorder(60), make_method(method, {})
     setting = {"guard": trueup.Guard()} if guard else {}
     heard = Adapter(convnet(), listener.to(plain), seed=0, **setting)
     alone = Adapter(convnet(), plain, seed=0, **setting)
@@ -124,7 +124,7 @@ def test_listening_changes_nothing_and_hears_the_features(method: str, guard: bo
 
 
 def test_intruders_are_not_kept() -> None:
-    listener = Listener(4)
+    listener = FeatureRecorder(4)
     listener.heard.append(torch.arange(6.0).reshape(3, 2))
     listener.take(np.array([True, False, True]))
     assert listener.at == [0, 1]
@@ -132,7 +132,7 @@ def test_intruders_are_not_kept() -> None:
 
 
 def test_batch_that_was_not_heard_row_by_row_is_left_out() -> None:
-    listener = Listener(6)
+    listener = FeatureRecorder(6)
     listener.heard.append(torch.ones(2, 2))  # a row was put aside
     listener.take(np.ones(3, dtype=bool))
     listener.heard.append(torch.tensor([[1.0, 2], [float("nan"), 0], [3, 4]]))
@@ -142,13 +142,13 @@ def test_batch_that_was_not_heard_row_by_row_is_left_out() -> None:
 
 
 def test_nothing_heard_says_nothing() -> None:
-    listener = Listener(3)
+    listener = FeatureRecorder(3)
     listener.take(np.ones(3, dtype=bool))
     assert (listener.results(np.zeros(3, dtype=int), 2), listener.trace()) == ({}, {})
 
 
 def test_long_streams_are_sampled_evenly() -> None:
-    listener = Listener(10 * MOST)
+    listener = FeatureRecorder(10 * MOST)
     for _ in range(100):
         listener.heard.append(torch.ones(MOST // 10, 2))
         listener.take(np.ones(MOST // 10, dtype=bool))

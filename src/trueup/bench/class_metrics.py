@@ -35,7 +35,7 @@ def negative_log_likelihood(probs: Probs, labels: Labels) -> float:
     return float(-np.log(np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)).mean())
 
 
-def measure(probs: Probs, labels: Labels) -> dict[str, Any]:
+def measure_classes(probs: Probs, labels: Labels) -> dict[str, Any]:
     """All of them."""
     each = per_class(probs, labels, probs.shape[1])
     there = [value for value in each if value is not None]

@@ -66,7 +66,7 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def watch_memory(device: str) -> None:
+def reset_peak_memory(device: str) -> None:
     """Forget the peak of memory so far."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)

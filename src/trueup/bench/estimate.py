@@ -10,14 +10,14 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from trueup.bench.grids import grid
+from trueup.bench.grids import search_grid
 from trueup.bench.settings import Run
 from trueup.core.method import GradientMethod
 from trueup.core.registry import get_method
 from trueup.data.cards import get_card
 from trueup.data.datasets import Dataset
-from trueup.source.networks import build
-from trueup.source.recipe import Given, Recipe
+from trueup.source.networks import build_network
+from trueup.source.recipe import GivenModel, Recipe
 
 PIXELS = 256 * 256  # of all images of a probe, four at least and as many as a batch at most
 OUTPUTS = 10
@@ -35,10 +35,10 @@ class Pace:
 
 
 @cache
-def pace(network: str, size: int, device: str) -> Pace:
+def measure_pace(network: str, size: int, device: str) -> Pace:
     """Measured with random weights: twice to warm up, then the faster of two."""
     count = max(4, min(64, PIXELS // size**2))
-    model = build(network, OUTPUTS, size=size).to(device).train()
+    model = build_network(network, OUTPUTS, size=size).to(device).train()
     x = torch.randn(count, 3, size, size, device=device)
     seconds = []
     for backward in (False, True):
@@ -56,7 +56,7 @@ def pace(network: str, size: int, device: str) -> Pace:
     return Pace(*seconds)
 
 
-def images(dataset: Dataset, domain: str) -> int:
+def count_images(dataset: Dataset, domain: str) -> int:
     """How many images a domain has; as its card says, where there are no files."""
     name = domain.partition(":")[0].partition("-")[0] if dataset.clean else domain.partition(":")[0]
     try:
@@ -76,30 +76,30 @@ def _on_card(dataset: Dataset, name: str) -> int:
 
 def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
     """The network's time for a run, with its search."""
-    speed = pace(run.network, run.source.size, device)
+    speed = measure_pace(run.network, run.source.size, device)
     each = speed.both if issubclass(get_method(run.method, dataset.task), GradientMethod) else speed.forward
-    count = sum(images(dataset, target) for target in run.targets)
+    count = sum(count_images(dataset, target) for target in run.targets)
     seconds = min(count, run.limit or count) * run.repeat * each
-    if run.select == "default" or isinstance(run.source, Given):
+    if run.select == "default" or isinstance(run.source, GivenModel):
         return seconds
-    candidates = len(grid(run.method, run.hyper, dataset.task))
+    candidates = len(search_grid(run.method, run.hyper, dataset.task))
     if get_method(run.method, dataset.task).features_only:
         candidates = min(candidates, 1)  # they share a pass of the backbone
-    held = sum(images(dataset, name) for name in dataset.sources(run.targets)) * run.source.holdout
+    held = sum(count_images(dataset, name) for name in dataset.sources(run.targets)) * run.source.holdout
     return seconds + candidates * (held * each if run.select == "source" else seconds)
 
 
 def seconds_of_training(recipe: Recipe, dataset: Dataset, device: str = "cpu") -> float:
     """The network's time for training a source model, with its validations."""
     training = recipe.training
-    speed = pace(recipe.network, training.size, device)
-    held = sum(images(dataset, name) for name in recipe.sources) * training.holdout
+    speed = measure_pace(recipe.network, training.size, device)
+    held = sum(count_images(dataset, name) for name in recipe.sources) * training.holdout
     validations = max(0, training.iterations - training.first) // training.every + 1 if training.iterations else 0
     seen = training.iterations * training.batch * len(recipe.sources)
     return seen * speed.both + validations * held * speed.forward
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time as people say it."""
     for name, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
@@ -107,7 +107,9 @@ def spoken(seconds: float) -> str:
     return f"{max(seconds, 1):.0f} seconds"
 
 
-def total(runs: Iterable[Run], recipes: Iterable[Recipe], datasets: dict[str, Dataset], device: str = "cpu") -> float:
+def total_seconds(
+    runs: Iterable[Run], recipes: Iterable[Recipe], datasets: dict[str, Dataset], device: str = "cpu"
+) -> float:
     """Seconds of all of them, one after the other."""
     trained = sum(seconds_of_training(recipe, datasets[recipe.dataset], device) for recipe in recipes)
     return trained + sum(seconds_of_run(run, datasets[run.dataset], device) for run in runs)

@@ -21,7 +21,7 @@ WINDOWS = 8  # parts of a stream, for what changes along it
 SHOWN, PLANE = 500, 50  # images and dimensions that a trace keeps
 
 
-def unit(features: Floats) -> Floats:
+def to_unit_sphere(features: Floats) -> Floats:
     """Features on the unit sphere; one of zeros stays there."""
     scaled: Floats = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     return scaled
@@ -29,7 +29,7 @@ def unit(features: Floats) -> Floats:
 
 def alignment(features: Floats, labels: Indices, classes: int) -> list[float | None]:
     """The mean squared distance of pairs of each class on the sphere; None for a class without a pair. Low is good."""
-    z, each = unit(features), list[float | None]()
+    z, each = to_unit_sphere(features), list[float | None]()
     for k in range(classes):
         part = z[labels == k]
         n = len(part)
@@ -54,7 +54,7 @@ def uniformity_per_class(features: Floats, labels: Indices, classes: int) -> lis
 
 def _potential(features: Floats) -> Floats:
     """exp(-2 d²) of every two features on the sphere; of one with itself 0."""
-    z = unit(features)
+    z = to_unit_sphere(features)
     found: Floats = np.exp(-4 * (1 - z @ z.T))
     np.fill_diagonal(found, 0.0)
     return found
@@ -62,7 +62,7 @@ def _potential(features: Floats) -> Floats:
 
 def separation(features: Floats, labels: Indices) -> float | None:
     """The mean squared distance of pairs of one class over that of pairs of two classes; None without either."""
-    z = unit(features)
+    z = to_unit_sphere(features)
     squared = 2 - 2 * (z @ z.T)
     first, second = np.triu_indices(len(z), k=1)
     within = labels[first] == labels[second]
@@ -96,9 +96,9 @@ def measure_features(features: Floats, labels: Indices, at: Indices, classes: in
     }
 
 
-def in_plane(features: Floats) -> NDArray[np.float16]:
+def project_for_trace(features: Floats) -> NDArray[np.float16]:
     """Features on the sphere in their main directions, as many as a trace keeps."""
-    z = unit(features)
+    z = to_unit_sphere(features)
     z = z - z.mean(axis=0)
     if z.shape[1] > PLANE:
         _, _, directions = np.linalg.svd(z, full_matrices=False)
@@ -108,7 +108,7 @@ def in_plane(features: Floats) -> NDArray[np.float16]:
 
 
 @dataclass
-class Listener:
+class FeatureRecorder:
     """Keeps the features that answers are made of, of images spread evenly over a stream of `total`."""
 
     total: int
@@ -158,5 +158,5 @@ class Listener:
         few = np.unique(np.linspace(0, len(self.at) - 1, min(SHOWN, len(self.at))).astype(int))
         return {
             "sample": np.array(self.at, dtype=np.int32)[few],
-            "features": in_plane(np.concatenate(self.kept)[few]),
+            "features": project_for_trace(np.concatenate(self.kept)[few]),
         }

@@ -19,16 +19,16 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     **{name: {"lr": COARSE} for name in ("rdumb", "sar", "deyo", "memo", "adacontrast")},
 }
 """The paper's grids; for methods that it gives none for, a grid of learning rates."""
-PIXELS: dict[str, dict[str, tuple[Any, ...]]] = {
+MASK_GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "tsd": {"lr": LR, "alignment": (0.1, 1.0)},
     **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
 }
 """For masks, where the paper gives none: learning rates, and the weight of TSD's neighbours."""
 
 
-def grid(method: str, given: Mapping[str, Any], task: str = "classification") -> list[dict[str, Any]]:
+def search_grid(method: str, given: Mapping[str, Any], task: str = "classification") -> list[dict[str, Any]]:
     """The combinations to search, smallest learning rate first; what is given stays fixed."""
-    grids = GRIDS if task == "classification" else PIXELS
+    grids = GRIDS if task == "classification" else MASK_GRIDS
     axes = {key: values for key, values in grids.get(method, {}).items() if key not in given}
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     first = grids.get(method, {}).get("neighbors", (None,))[0]

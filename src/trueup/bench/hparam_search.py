@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.bench.grids import grid
+from trueup.bench.grids import search_grid
 from trueup.bench.stream_runner import StreamRunner
 from trueup.core.registry import make_method
 
@@ -21,7 +21,7 @@ class Choice:
     search: list[dict[str, Any]]
 
 
-def choose(
+def search_hyper(
     method: str,
     fixed: dict[str, Any],
     stages: Sequence[StreamRunner],
@@ -31,7 +31,7 @@ def choose(
     """Run every candidate over every stage; the best mean accuracy (of masks: Dice) wins, of equals the smaller lr."""
     search: list[dict[str, Any]] = []
     score = "accuracy" if task == "classification" else "dice"
-    for candidate in grid(method, fixed, task):
+    for candidate in search_grid(method, fixed, task):
         scores = []
         try:
             for stage in stages:

@@ -47,7 +47,7 @@ class Disturbance:
         return round(genuine * (batch - full) / full)
 
 
-def parse(text: str) -> Disturbance:
+def parse_disturbance(text: str) -> Disturbance:
     """A disturbance from "nan", "huge", "ood:0.1", "replay:0.1" or "crafted:0.1"."""
     kind, colon, share = text.partition(":")
     if kind in ONCE and not colon:
@@ -64,9 +64,9 @@ def parse(text: str) -> Disturbance:
     return Disturbance(kind, part)
 
 
-def usual_form(text: str) -> str:
+def normalize_disturbance(text: str) -> str:
     """A disturbance as records have it; none is an empty string."""
-    what = parse(text) if text else Disturbance("")
+    what = parse_disturbance(text) if text else Disturbance("")
     return f"{what.kind}:{what.share:g}" if what.share else what.kind
 
 
@@ -98,7 +98,7 @@ class Intruders:
                 rows = self._rows(number, x, indices)
                 if keep:
                     self.kept[number] = rows
-            yield mingle(x, indices, rows, self._random(number, 1))
+            yield mix_rows(x, indices, rows, self._random(number, 1))
 
     def _random(self, number: int, use: int) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(number, use, 0)))
@@ -112,11 +112,11 @@ class Intruders:
         if not count:
             return x[:0]
         if kind == "ood":
-            return strangers(x, count, rng, first=number)
+            return make_ood_images(x, count, rng, first=number)
         if kind == "replay":
             images = [self.loader.read(int(i)) for i in rng.choice(self._missed, count)]
             return self.loader.tensor([image for image in images if image is not None])
-        return craft(self._victim, x.to(self.device), count, rng).cpu()
+        return craft_attack(self._victim, x.to(self.device), count, rng).cpu()
 
     @cached_property
     def _victim(self) -> nn.Module:
@@ -137,7 +137,7 @@ class Intruders:
         return at[missed] if missed.any() else at[[np.concatenate(doubt).argmax()]]
 
 
-def mingle(x: Tensor, indices: Indices, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Indices]:
+def mix_rows(x: Tensor, indices: Indices, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Indices]:
     """A batch with more rows at random positions, laid out as it was; the others keep their order."""
     if not len(rows):
         return x, indices
@@ -168,7 +168,7 @@ SPOILT: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {"nan": _wi
 # Images that belong to no class
 
 
-def strangers(x: Tensor, count: int, rng: np.random.Generator, first: int = 0) -> Tensor:
+def make_ood_images(x: Tensor, count: int, rng: np.random.Generator, first: int = 0) -> Tensor:
     """In turn: noise, a smooth texture, a genuine image with its patches shuffled; values as the batch has them."""
     makers = (_noise, _texture, _puzzle)
     rows = torch.stack([makers[(first + i) % 3](x, rng) for i in range(count)])
@@ -206,7 +206,7 @@ def _puzzle(x: Tensor, rng: np.random.Generator) -> Tensor:
 # An attack
 
 
-def craft(model: nn.Module, x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+def craft_attack(model: nn.Module, x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
     """Images made to do harm: a grey-box attack that knows the frozen source model and the batch that it joins.
 
     They start as copies of genuine rows and take 20 signed gradient steps of 2.5 / 20 of their reach, which is half of

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from trueup.atomic import write_atomic
 from trueup.bench.environment import environment
-from trueup.bench.hparam_search import choose
-from trueup.bench.intruders import Intruders, parse
+from trueup.bench.hparam_search import search_hyper
+from trueup.bench.intruders import Intruders, parse_disturbance
 from trueup.bench.records import Record
 from trueup.bench.settings import Run, import_plugins
 from trueup.bench.stream_runner import StreamRunner, make_stream
@@ -31,8 +31,8 @@ from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import Reading
 from trueup.data.streams import batches
 from trueup.source.checkpoints import Store, load_model
-from trueup.source.holdout import split
-from trueup.source.recipe import Given, Recipe, Training
+from trueup.source.holdout import split_holdout
+from trueup.source.recipe import GivenModel, Recipe, Training
 from trueup.source.train import train
 
 Send = Callable[[str, Any], None]  # "progress" (done, of), "run" id, "record" Record
@@ -81,7 +81,7 @@ class Job:
         return ", ".join([f"{run.dataset}/{run.target}", *filter(None, knobs), f"seed {run.seed}"])
 
 
-def perform(job: Job, send: Send) -> None:
+def run_job(job: Job, send: Send) -> None:
     """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
     torch.set_num_threads(job.site.threads)
     import_plugins(job.site.plugins)
@@ -102,16 +102,16 @@ def perform(job: Job, send: Send) -> None:
     for run in job.runs:
         send("run", run.method)
         try:
-            with quiet_guards():
-                stage = stage or make_stage(run, dataset, store, job.site)
+            with quiet_guard_log():
+                stage = stage or make_runner(run, dataset, store, job.site)
                 record = evaluate(run, stage, dataset, progress, job.site)
         except Exception as error:
-            record = failure(run, error)
+            record = failure_record(run, error)
         send("record", record)
 
 
 @contextmanager
-def quiet_guards() -> Iterator[None]:
+def quiet_guard_log() -> Iterator[None]:
     """What guards did is in the records, so they need not log it; afterwards they log as before."""
     log = logging.getLogger("trueup.guard")
     before = log.level
@@ -130,8 +130,8 @@ def evaluate(
     stage = replace(stage, guard=run.guard or (run.method == "source" and bool(run.disturb)))
     hyper, extra = dict(run.hyper), {}
     if run.select != "default":
-        stages = [stage] if run.select == "oracle" else list(held_out(run, stage, dataset))
-        choice = choose(run.method, hyper, stages, lambda: progress(0, len(stage.stream)), dataset.task)
+        stages = [stage] if run.select == "oracle" else list(holdout_runners(run, stage, dataset))
+        choice = search_hyper(run.method, hyper, stages, lambda: progress(0, len(stage.stream)), dataset.task)
         hyper |= choice.chosen
         extra = {"chosen": choice.chosen, "search": choice.search}
     outcome = stage.run(make_method(run.method, hyper, dataset.task), progress)
@@ -157,7 +157,7 @@ def write_trace(folder: Path, name: str, trace: Mapping[str, NDArray[Any]]) -> s
     return f"{folder.name}/{name}.npz"
 
 
-def failure(run: Run, error: BaseException | str) -> Record:
+def failure_record(run: Run, error: BaseException | str) -> Record:
     """The record of a run that did not come to its end. It names files, but no folders."""
     name, at = str(error), []
     if isinstance(error, BaseException):
@@ -168,7 +168,7 @@ def failure(run: Run, error: BaseException | str) -> Record:
     return {"id": run.digest(), "settings": run.model_dump(mode="json"), "error": name, "at": at}
 
 
-def make_stage(run: Run, dataset: Dataset, store: Store, site: Paths) -> StreamRunner:
+def make_runner(run: Run, dataset: Dataset, store: Store, site: Paths) -> StreamRunner:
     """The source model and the stream of a run."""
     recipe = run.recipe(dataset)
     if recipe is not None:
@@ -179,7 +179,7 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Paths) -> StreamR
         model = load_model(site.file, run.network, outputs, run.source.size, run.source.channels.count)
     model.to(memory_format=torch.channels_last)  # as the images come; convolutions are faster this way
     place = ConcatDomains([dataset.domain(name) for name in run.targets])
-    what = parse(run.disturb) if run.disturb else None
+    what = parse_disturbance(run.disturb) if run.disturb else None
     stream = make_stream(
         place,
         run.stream,
@@ -208,13 +208,13 @@ def make_stage(run: Run, dataset: Dataset, store: Store, site: Paths) -> StreamR
     )
 
 
-def held_out(run: Run, stage: StreamRunner, dataset: Dataset) -> Iterator[StreamRunner]:
+def holdout_runners(run: Run, stage: StreamRunner, dataset: Dataset) -> Iterator[StreamRunner]:
     """A stage for each source domain: the images that training has held out, in random order."""
-    if isinstance(run.source, Given) or not run.source.iterations:
+    if isinstance(run.source, GivenModel) or not run.source.iterations:
         raise ValueError("select=source needs images that training has held out, and this model was trained elsewhere")
     for name in dataset.sources(run.targets):
         domain = dataset.domain(name)
-        _, held = split(domain, run.source.holdout, run.seed)
+        _, held = split_holdout(domain, run.source.holdout, run.seed)
         loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels, keep=True, device=stage.device)
         stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
         yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set(), intruders=None)
@@ -226,7 +226,7 @@ def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
     holdout = run.source.holdout if isinstance(run.source, Training) else 0.0
     for name in names:
         domain = dataset.domain(name)
-        trains, _ = split(domain, holdout, run.seed)
+        trains, _ = split_holdout(domain, holdout, run.seed)
         few = np.random.default_rng(run.seed).permutation(trains)[: (500 if dataset.structures else 2000) // len(names)]
         loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels)
         for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))):

@@ -23,7 +23,7 @@ Values = dict[str, float | None]
 MEASURES = ("dice", "hd95", "assd")
 
 
-def dice(prediction: Region, truth: Region) -> float:
+def dice_coefficient(prediction: Region, truth: Region) -> float:
     """2 |P ∩ G| / (|P| + |G|), 0..1; nan if both are empty."""
     _check(prediction, truth)
     both, sizes = np.count_nonzero(prediction & truth), np.count_nonzero(prediction) + np.count_nonzero(truth)
@@ -70,7 +70,7 @@ def vcdr(disc: Region, cup: Region) -> float:
     return tall / whole if whole else math.nan
 
 
-def measure(
+def measure_masks(
     predictions: Mapping[str, Region], truths: Mapping[str, Region], spacing: Sequence[float]
 ) -> dict[str, Values]:
     """Dice, hd95 and assd of each structure of one case, None where undefined: JSON has no nan.
@@ -90,12 +90,12 @@ def measure(
             distances = surface_distances(prediction[0], truth[0], spacing[1:])
         else:
             distances = surface_distances(prediction, truth, spacing)
-        values = (dice(prediction, truth), _hd95(*distances), _assd(*distances))
+        values = (dice_coefficient(prediction, truth), _hd95(*distances), _assd(*distances))
         result[name] = {key: None if math.isnan(v) else v for key, v in zip(MEASURES, values, strict=True)}
     return result
 
 
-def summary(cases: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, Any]:
+def summarize_cases(cases: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, Any]:
     """Means over cases, then over structures; what is undefined is left out and counted.
 
     A structure's `cases` are those that name it, the skipped ones included. A structure that is undefined in every

@@ -17,7 +17,7 @@ def as_list(value: Any) -> Any:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def numbers(values: Any) -> Any:
+def parse_numbers(values: Any) -> Any:
     """The values of a mapping with words that are numbers as such: YAML takes 1e-5 for a word."""
     return {key: _number(v) for key, v in values.items()} if isinstance(values, Mapping) else values
 
@@ -38,12 +38,12 @@ def read_specs(value: Any) -> Any:
     for item in as_list(value):
         if isinstance(item, str):
             name, _, rest = item.partition(":")
-            pairs.append((name, numbers(name_value(rest.split(",")) if rest else {})))
+            pairs.append((name, parse_numbers(parse_assignments(rest.split(",")) if rest else {})))
         elif isinstance(item, Mapping) and len(item) == 1:
             name, hyper = next(iter(item.items()))
             if not isinstance(hyper, Mapping):
                 raise ValueError(f"write hyper-parameters as `{name}: {{lr: 0.001}}`, not {hyper!r}")
-            pairs.append((name, numbers(hyper)))
+            pairs.append((name, parse_numbers(hyper)))
         elif isinstance(item, tuple):
             pairs.append(item)
         else:
@@ -51,7 +51,7 @@ def read_specs(value: Any) -> Any:
     return pairs
 
 
-def name_value(texts: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     """name=value texts as a dictionary; values are read as YAML reads them."""
     import yaml
 
@@ -64,7 +64,7 @@ def name_value(texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def guarded(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def split_guard(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The hyper-parameters in what was said of a method, and whether it has a guard. A preset implies one."""
     hyper = dict(said)
     preset, guard = hyper.pop("preset", None), hyper.pop("guard", None)
@@ -75,7 +75,7 @@ def guarded(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     return with_preset(preset, hyper), guard is None or guard
 
 
-def typed(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
+def cast_values(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
     """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
     hints = get_type_hints(get_method(method, task))
     result = dict(values)

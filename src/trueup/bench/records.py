@@ -54,19 +54,19 @@ def _parse(line: bytes) -> Record | None:
     return record if whole else None
 
 
-def finished(path: str | Path) -> dict[str, Record]:
+def finished_records(path: str | Path) -> dict[str, Record]:
     """The records of runs that came to an end, by id."""
     path = Path(path)
     return {r["id"]: r for r in read_records(path) if "results" in r} if path.exists() else {}
 
 
-def steady(record: Mapping[str, Any]) -> Record:
+def reproducible_part(record: Mapping[str, Any]) -> Record:
     """A record without what differs from run to run: time and memory."""
     return {key: value for key, value in record.items() if key not in UNSTEADY}
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[Writer]:
+def open_writer(path: str | Path) -> Iterator[Writer]:
     """Append records to a file; one process at a time."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trueup.bench.records import Entry
-from trueup.bench.settings import Run, Sweep, checked, known
+from trueup.bench.settings import Run, Sweep, check_known, validate_settings
 from trueup.data.cards import CARDS, get_card
 from trueup.data.datasets import Dataset, on_paper, open_dataset
 from trueup.data.pictures import AS_STORED, Reading
@@ -45,7 +45,7 @@ SMALL = {"weights": "none", "select": ["default"], "seed": [0]}
 FEW = ("gaussian_noise", "fog", "contrast")  # corruptions of a small reproduction
 
 
-class Recipe(BaseModel):
+class PaperRecipe(BaseModel):
     """A table of the paper: settings of all its runs, of each row and of each column; a cell has all three."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,7 +63,7 @@ class Recipe(BaseModel):
     @property
     def numbers(self) -> dict[str, Any]:
         """The paper's table; empty if it printed none."""
-        return dict(tables()[self.table]) if self.table else {"columns": [], "mean": {}}
+        return dict(paper_tables()[self.table]) if self.table else {"columns": [], "mean": {}}
 
     def row_settings(self) -> dict[str, dict[str, Any]]:
         """What sets each row apart."""
@@ -82,23 +82,23 @@ class Recipe(BaseModel):
 
 
 @cache
-def tables() -> dict[str, Any]:
+def paper_tables() -> dict[str, Any]:
     """The paper's tables, by name."""
     return dict(json.loads((files("trueup.paper") / "tables.json").read_text())["tables"])
 
 
 @cache
-def recipes() -> dict[str, Recipe]:
+def recipes() -> dict[str, PaperRecipe]:
     """All recipes, by name."""
     import yaml
 
     found = sorted((f for f in files("trueup.paper").iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    return {file.name.removesuffix(".yaml"): Recipe(**yaml.safe_load(file.read_text())) for file in found}
+    return {file.name.removesuffix(".yaml"): PaperRecipe(**yaml.safe_load(file.read_text())) for file in found}
 
 
-def get_recipe(name: str) -> Recipe:
+def get_recipe(name: str) -> PaperRecipe:
     """A recipe by its name."""
-    known(name, recipes(), "recipe")
+    check_known(name, recipes(), "recipe")
     return recipes()[name]
 
 
@@ -115,7 +115,7 @@ class Reproduction(Sweep):
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
             return on_paper(dataset)  # which is the thing itself where it is embedded
-        return whole(open_dataset(dataset, root, reading or AS_STORED))
+        return require_complete(open_dataset(dataset, root, reading or AS_STORED))
 
     def datasets(self) -> list[str]:
         """The names of all datasets that it needs."""
@@ -135,7 +135,7 @@ class Reproduction(Sweep):
         made: dict[str, list[Run]] = {}
         found = {}
         for row, column, settings in () if recipe.count else self.combined():
-            part = checked(Sweep, settings)
+            part = validate_settings(Sweep, settings)
             key = part.model_dump_json()
             if key not in made:
                 made[key] = list(part.runs_on(there[part.dataset[0]]))
@@ -148,7 +148,7 @@ class Reproduction(Sweep):
         for row, own in recipe.row_settings().items():
             for column, other in recipe.column_settings().items():
                 if other != "average":
-                    yield row, column, merged(recipe.settings, own, other, small=self.small, given=self.given)
+                    yield row, column, merge_settings(recipe.settings, own, other, small=self.small, given=self.given)
 
     def entries(self, counted: Mapping[tuple[str, str], float] | None = None) -> dict[tuple[str, str], Entry]:
         """What each cell of the table is made of, and the paper's number beside it."""
@@ -187,7 +187,7 @@ class Reproduction(Sweep):
         return counts
 
 
-def whole(dataset: Dataset) -> Dataset:
+def require_complete(dataset: Dataset) -> Dataset:
     """A dataset on disk, if it has the targets and classes that the paper's had."""
     theirs = on_paper(dataset.name)
     missing = [target for target in theirs.targets if target not in dataset.targets]
@@ -200,7 +200,7 @@ def whole(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def merged(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a cell; in a small reproduction, on what stands in for its dataset and network."""
     values: dict[str, Any] = {}
     for part in parts:
@@ -242,9 +242,13 @@ def make_reproduction(
 ) -> Reproduction:
     """A recipe on data below a folder, in which each dataset has a folder of its own name."""
     get_recipe(name)
-    wanted = checked(Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread})
+    wanted = validate_settings(
+        Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread}
+    )
     names = wanted.datasets()
-    roots = {} if small or data is None else {n: str(found) for n in names if (found := folder_of(n, Path(data)))}
+    roots = (
+        {} if small or data is None else {n: str(found) for n in names if (found := find_dataset_folder(n, Path(data)))}
+    )
     missing = [n for n in names if n not in roots]
     if missing and not small and not unread:
         raise ValueError(
@@ -254,7 +258,7 @@ def make_reproduction(
     return wanted.model_copy(update={"dataset": names, "root": roots or None, "weights": wanted.given.get("weights")})
 
 
-def folder_of(dataset: str, data: Path) -> Path | None:
+def find_dataset_folder(dataset: str, data: Path) -> Path | None:
     """The folder of a dataset: PACS, office_home and CIFAR-10-C are known as pacs, officehome and cifar10-c."""
 
     def bare(name: str) -> str:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trueup.bench.class_metrics import accuracy, measure
-from trueup.bench.mask_metrics import dice, summary, vcdr
-from trueup.bench.mask_metrics import measure as measure_masks
+from trueup.bench.class_metrics import accuracy, measure_classes
+from trueup.bench.mask_metrics import dice_coefficient, summarize_cases, vcdr
+from trueup.bench.mask_metrics import measure_masks as measure_masks
 from trueup.data.loading import ConcatDomains
 from trueup.data.slices import SliceDomain, Volume, classes_on, labels_on
 
@@ -24,7 +24,7 @@ Regions = Mapping[str, NDArray[np.bool_]]
 EXAMPLES, SIDE = 3, 256  # images of a stream that are kept to be looked at, and the most pixels of a side
 
 
-class Judge(Protocol):
+class Scorer(Protocol):
     """Takes answers as they come, and says in the end how good they were."""
 
     def take(self, logits: Tensor, indices: Indices) -> None:
@@ -41,7 +41,7 @@ class Judge(Protocol):
 
 
 @dataclass
-class ClassJudge:
+class ClassScorer:
     """Probabilities against classes."""
 
     place: ConcatDomains
@@ -59,7 +59,7 @@ class ClassJudge:
         labels, domains = self.place.labels[at], self.place.numbers[at]
         if not np.isfinite(probs).all():
             raise ValueError("the answers are not finite")
-        results = measure(probs, labels)
+        results = measure_classes(probs, labels)
         if len(self.place.domains) > 1:
             there = [(domain.name, domains == i) for i, domain in enumerate(self.place.domains)]
             results["per_domain"] = {name: accuracy(probs[i], labels[i]) for name, i in there if i.any()}
@@ -109,7 +109,7 @@ class _Example:
 
 
 @dataclass
-class MaskJudge:
+class MaskScorer:
     """Masks against masks, case by case, at the resolution of the image on disk."""
 
     place: ConcatDomains
@@ -143,7 +143,7 @@ class MaskJudge:
             assert volume.mask is not None
             truth = {name: np.isin(volume.mask[z], part) for name, part in self.structures.items()}
             self.dices.append(mean_dice(found, truth))
-            self.last.append(_Example(domain.label_of(i), coloured(volume.image[z]), truth, found))
+            self.last.append(_Example(domain.label_of(i), to_rgb(volume.image[z]), truth, found))
             del self.last[:-EXAMPLES]
 
     def results(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class MaskJudge:
             if {"disc", "cup"} <= truth.keys():
                 ratios.append(abs(_ratio(seen.found) - _ratio(truth)))
         results: dict[str, Any] = {
-            **summary(list(cases.values())),
+            **summarize_cases(list(cases.values())),
             "images": sum(map(len, self.indices)),
             "per_case": cases,
         }
@@ -176,7 +176,7 @@ class MaskJudge:
             results["vcdr_error"] = float(np.mean(errors)) if errors else None
             results["vcdr_undefined"] = len(ratios) - len(errors)  # no disc was found
         if len(groups) > 1:
-            results["per_domain"] = {name: summary(group)["dice"] for name, group in groups.items()}
+            results["per_domain"] = {name: summarize_cases(group)["dice"] for name, group in groups.items()}
         return results
 
     def trace(self) -> dict[str, NDArray[Any]]:
@@ -184,25 +184,25 @@ class MaskJudge:
         return {
             **_places(self.place, self.indices),
             "dice": np.array(self.dices, dtype=np.float32),
-            "examples": stacked([shrunk(example.image) for example in self.last]),
-            "truth": np.moveaxis(stacked([_layers(example.truth) for example in self.last]), -1, 1),
-            "answer": np.moveaxis(stacked([_layers(example.found) for example in self.last]), -1, 1),
+            "examples": stack_padded([shrink(example.image) for example in self.last]),
+            "truth": np.moveaxis(stack_padded([_layers(example.truth) for example in self.last]), -1, 1),
+            "answer": np.moveaxis(stack_padded([_layers(example.found) for example in self.last]), -1, 1),
             "example_names": np.array([example.name for example in self.last]),
             "structures": np.array(list(self.structures)),
         }
 
 
 def _layers(masks: Regions) -> NDArray[np.uint8]:
-    return np.stack([shrunk(mask.astype(np.uint8)) for mask in masks.values()], axis=-1)
+    return np.stack([shrink(mask.astype(np.uint8)) for mask in masks.values()], axis=-1)
 
 
-def shrunk(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def shrink(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """An image of at most SIDE pixels a side, by leaving out rows and columns."""
     step = -(-max(image.shape[:2]) // SIDE)
     return image[::step, ::step]
 
 
-def stacked(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def stack_padded(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Images (H, W, C) of several sizes as one array; the smaller ones have a black margin."""
     height, width = (max(image.shape[i] for image in images) for i in (0, 1))
     whole = np.zeros((len(images), height, width, images[0].shape[2]), dtype=np.uint8)
@@ -213,11 +213,11 @@ def stacked(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 def mean_dice(found: Regions, truth: Regions) -> float:
     """The mean over structures that are there, in truth or in the answer; NaN if none is."""
-    each = [value for name in truth if not np.isnan(value := dice(found[name], truth[name]))]
+    each = [value for name in truth if not np.isnan(value := dice_coefficient(found[name], truth[name]))]
     return float(np.mean(each)) if each else float("nan")
 
 
-def coloured(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def to_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Grey or colour (H, W, 1 or 3) as colour."""
     return np.repeat(image, 4 - image.shape[2], axis=2)[..., :3]
 

@@ -13,22 +13,22 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_serializer
 
-from trueup.bench.grids import grid
-from trueup.bench.intruders import parse, usual_form
-from trueup.bench.method_spec import Spec, as_list, guarded, numbers, read_specs, typed
+from trueup.bench.grids import search_grid
+from trueup.bench.intruders import normalize_disturbance, parse_disturbance
+from trueup.bench.method_spec import Spec, as_list, cast_values, parse_numbers, read_specs, split_guard
 from trueup.core.registry import get_method, list_methods, make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.domains import parse_corruption
 from trueup.data.pictures import Reading
 from trueup.data.streams import order
-from trueup.source.checkpoints import digest_of_file, given
+from trueup.source.checkpoints import describe_given, digest_of_file
 from trueup.source.networks import check_network, network_code
-from trueup.source.recipe import Given, Recipe, Settings, Training, quiet, training_for
+from trueup.source.recipe import GivenModel, Recipe, Settings, Training, omit_defaults, training_for
 from trueup.source.tasks import task_of
 
-PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
+PAPER_METHODS = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
 """The methods that the paper compares."""
-PIXELS = ("source", "bn", "tent", "pl", "shot-im", "eta", "tsd")
+MASK_METHODS = ("source", "bn", "tent", "pl", "shot-im", "eta", "tsd")
 """Those of them that make masks."""
 
 _SIM, _DEEPLAB = ("small-unet", "none"), ("smp:deeplabv3plus/mobilenet_v2", "imagenet")
@@ -50,7 +50,7 @@ BY_ANSWER = ("replay", "crafted")  # disturbances; both go by the classes of ima
 Select = Literal["default", "source", "oracle"]
 QUIET = {"guard": False, "repeat": 1, "disturb": ""}  # said only where they are not so: older runs keep their names
 QUIET_HYPER = {("tsd", "search"): "exact"}  # likewise
-Disturb = Annotated[str, AfterValidator(usual_form)]
+Disturb = Annotated[str, AfterValidator(normalize_disturbance)]
 
 
 class Run(Settings):
@@ -64,7 +64,7 @@ class Run(Settings):
     code: dict[str, str] = Field(
         default_factory=dict, description="SHA-256 of the file of a method or network that is not of this library"
     )
-    source: Training | Given = Field(description="how the model was trained, or the file that it comes from")
+    source: Training | GivenModel = Field(description="how the model was trained, or the file that it comes from")
     method: str
     hyper: dict[str, Any] = Field(description="all hyper-parameters, but those that are searched")
     seed: int = Field(0, ge=0)
@@ -80,7 +80,9 @@ class Run(Settings):
 
     @model_serializer(mode="wrap")
     def _quiet(self, dump: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
-        return {key: value for key, value in quiet(dump(self)).items() if key not in QUIET or value != QUIET[key]}
+        return {
+            key: value for key, value in omit_defaults(dump(self)).items() if key not in QUIET or value != QUIET[key]
+        }
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -89,7 +91,7 @@ class Run(Settings):
 
     def recipe(self, dataset: Dataset) -> Recipe | None:
         """How to make its source model; None if that is a file."""
-        if isinstance(self.source, Given):
+        if isinstance(self.source, GivenModel):
             return None
         return Recipe(
             dataset=self.dataset,
@@ -104,32 +106,34 @@ class Run(Settings):
         )
 
 
-Many = BeforeValidator(as_list)
+OneOrMany = BeforeValidator(as_list)
 
 
 class Sweep(Settings):
     """Runs over datasets × networks × targets × streams × batches × seeds × methods."""
 
-    dataset: Annotated[list[str], Many] = Field(["digits"], min_length=1)
+    dataset: Annotated[list[str], OneOrMany] = Field(["digits"], min_length=1)
     root: str | dict[str, str] | None = Field(None, description="the dataset's folder, or one for each dataset")
-    target: Annotated[list[str], Many] | None = Field(None, description="domains; all if left out; a+b is one stream")
-    network: Annotated[list[str], Many] | None = None
+    target: Annotated[list[str], OneOrMany] | None = Field(
+        None, description="domains; all if left out; a+b is one stream"
+    )
+    network: Annotated[list[str], OneOrMany] | None = None
     weights: str | None = Field(None, description="none, imagenet, or a file")
     checkpoint: str | None = Field(None, description="a trained model's file; {target} and {seed} are filled in")
     training: dict[str, Any] = Field(default_factory=dict)
     method: Annotated[list[Spec], BeforeValidator(read_specs)] | None = Field(
         None, min_length=1, description="all that the paper compares, if left out"
     )
-    seed: Annotated[list[Annotated[int, Field(ge=0)]], Many] = Field([0, 1, 2], min_length=1)
-    stream: Annotated[list[str], Many] = Field(["iid"], min_length=1)
-    stream_options: Annotated[dict[str, Any], BeforeValidator(numbers)] = Field(default_factory=dict)
-    batch: Annotated[list[Annotated[int, Field(ge=1)]], Many] | None = None
+    seed: Annotated[list[Annotated[int, Field(ge=0)]], OneOrMany] = Field([0, 1, 2], min_length=1)
+    stream: Annotated[list[str], OneOrMany] = Field(["iid"], min_length=1)
+    stream_options: Annotated[dict[str, Any], BeforeValidator(parse_numbers)] = Field(default_factory=dict)
+    batch: Annotated[list[Annotated[int, Field(ge=1)]], OneOrMany] | None = None
     limit: int | None = Field(None, ge=1)
     reset: bool = False
-    select: Annotated[list[Select], Many] = Field(["default"], min_length=1)
+    select: Annotated[list[Select], OneOrMany] = Field(["default"], min_length=1)
     repeat: int = Field(1, ge=1)
     disturb: Disturb = ""
-    plugin: Annotated[list[str], Many] = Field([], description="modules to import first: methods of your own")
+    plugin: Annotated[list[str], OneOrMany] = Field([], description="modules to import first: methods of your own")
 
     def root_of(self, dataset: str) -> str | None:
         """The folder of a dataset."""
@@ -143,7 +147,7 @@ class Sweep(Settings):
     def file_of(self, run: Run) -> str | None:
         """The file of a run's weights or trained model, if it has one."""
         if self.checkpoint is not None:
-            return filled(self.checkpoint, run.target, run.seed)
+            return fill_path(self.checkpoint, run.target, run.seed)
         return self.weights if run.weights.startswith("sha256:") else None
 
     def runs(self) -> list[Run]:
@@ -163,30 +167,30 @@ class Sweep(Settings):
         task_of(dataset, training)  # refuses a training that is for another task
         self._check(dataset, self.network or [network])
         # A model's file is read once for each target and seed, not once for each method.
-        models: dict[tuple[str, int], Given] = {}
+        models: dict[tuple[str, int], GivenModel] = {}
         for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
-            file = filled(self.checkpoint or "", target, seed)
-            models[target, seed] = given(file, target.split("+"), name, training)
+            file = fill_path(self.checkpoint or "", target, seed)
+            models[target, seed] = describe_given(file, target.split("+"), name, training)
             self._agree(models[target, seed], training, file)
         for net, stream, size, select, target, seed, (method, said) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method or _usual(dataset.task),
         ):  # fmt: skip
             source = models.get((target, seed), training)
-            hyper, guard = guarded(said)
-            values = resolve(method, hyper, select, dataset.task)
+            hyper, guard = split_guard(said)
+            values = resolve_hyper(method, hyper, select, dataset.task)
             code = {"network": network_code(net), "method": method_code(method, dataset.task)}
             yield Run(
                 dataset=name, data=dataset.fingerprint, target=target, network=net, source=source,
-                weights="" if isinstance(source, Given) else weights,
+                weights="" if isinstance(source, GivenModel) else weights,
                 code={key: v for key, v in code.items() if v},
                 method=method, hyper=values, seed=seed, stream=stream,
                 stream_options=self.stream_options, batch=size, limit=self.limit, reset=self.reset,
-                select=select if grid(method, hyper, dataset.task) else "default",
+                select=select if search_grid(method, hyper, dataset.task) else "default",
                 guard=guard, repeat=self.repeat, disturb=self.disturb,
             )  # fmt: skip
 
-    def _agree(self, model: Given, training: Training, file: str) -> None:
+    def _agree(self, model: GivenModel, training: Training, file: str) -> None:
         """Refuse what was asked for where a model's file says otherwise."""
         for key in ("normalize", "grey"):
             own, asked = getattr(model, key), getattr(training, key)
@@ -199,7 +203,7 @@ class Sweep(Settings):
             check_network(network)
         if self.checkpoint is not None and "source" in self.select:
             raise ValueError("a search needs source images that training held out, so it cannot go with a checkpoint")
-        if self.disturb and dataset.structures and parse(self.disturb).kind in BY_ANSWER:
+        if self.disturb and dataset.structures and parse_disturbance(self.disturb).kind in BY_ANSWER:
             raise ValueError(f"disturb={self.disturb!r} makes no sense here: {dataset.name} has masks, not classes")
         for target in self.target or dataset.targets:
             parts = target.split("+")
@@ -208,7 +212,7 @@ class Sweep(Settings):
             for part in parts:
                 base = part.partition("-")[0] if dataset.clean else part
                 there = dataset.domains or dataset.targets
-                known(base.partition(":")[0] if dataset.structures else base, there, "domain")
+                check_known(base.partition(":")[0] if dataset.structures else base, there, "domain")
                 if dataset.clean:
                     parse_corruption(part)
                 if dataset.structures:
@@ -226,7 +230,7 @@ class Sweep(Settings):
                     )
 
 
-def filled(path: str, target: str, seed: int) -> str:
+def fill_path(path: str, target: str, seed: int) -> str:
     """A path with {target} and {seed} filled in."""
     try:
         return path.format(target=target, seed=seed)
@@ -235,7 +239,7 @@ def filled(path: str, target: str, seed: int) -> str:
 
 
 def _usual(task: str) -> list[Spec]:
-    return [(name, {}) for name in (PAPER if task == "classification" else PIXELS)]
+    return [(name, {}) for name in (PAPER_METHODS if task == "classification" else MASK_METHODS)]
 
 
 def method_code(method: str, task: str) -> str:
@@ -244,15 +248,17 @@ def method_code(method: str, task: str) -> str:
     return "" if cls.__module__.startswith("trueup.") else digest_of_file(inspect.getsourcefile(cls) or __file__)
 
 
-def resolve(method: str, given: Mapping[str, Any], select: Select, task: str = "classification") -> dict[str, Any]:
+def resolve_hyper(
+    method: str, given: Mapping[str, Any], select: Select, task: str = "classification"
+) -> dict[str, Any]:
     """All hyper-parameters with their values, without those that are searched."""
-    known(method, list_methods(), "method")
-    searched = {} if select == "default" else {key: 0 for c in grid(method, given, task) for key in c}
+    check_known(method, list_methods(), "method")
+    searched = {} if select == "default" else {key: 0 for c in search_grid(method, given, task) for key in c}
     try:
-        full = make_method(method, typed(method, given, task), task).hyperparameters()
+        full = make_method(method, cast_values(method, given, task), task).hyperparameters()
     except TypeError as error:
         raise ValueError(str(error)) from error
-    said = {key: value for key, value in typed(method, full, task).items() if key not in searched}
+    said = {key: value for key, value in cast_values(method, full, task).items() if key not in searched}
     return {key: value for key, value in said.items() if value != QUIET_HYPER.get((method, key), ())}
 
 
@@ -267,7 +273,7 @@ def import_plugins(modules: Iterable[str]) -> None:
             raise ValueError(f"plugin {module!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def known(name: str, names: Iterable[str], kind: str) -> None:
+def check_known(name: str, names: Iterable[str], kind: str) -> None:
     """Refuse a name that is not on the list, and suggest one that is."""
     names = list(names)
     if name not in names:
@@ -299,20 +305,20 @@ def read_settings(path: str | Path, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_sweep(values: Mapping[str, Any]) -> Sweep:
     """A sweep of these settings; the first thing wrong is said in one sentence."""
-    return checked(Sweep, values)
+    return validate_settings(Sweep, values)
 
 
 S = TypeVar("S", bound=Sweep)
 
 
-def checked(kind: type[S], values: Mapping[str, Any]) -> S:
+def validate_settings(kind: type[S], values: Mapping[str, Any]) -> S:
     """A sweep of some kind of these settings; the first thing wrong is said in one sentence."""
     training = values.get("training") or {}
     if not isinstance(training, Mapping):
         raise ValueError(f"training must be settings such as `iterations: 500`, not {training!r}")
     for group, cls in ((values, kind), (training, Training)):
         for key in group:
-            known(str(key), cls.model_fields, "setting")
+            check_known(str(key), cls.model_fields, "setting")
     try:
         training_for("", dict(training))
     except ValidationError as error:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trueup.bench.environment import peak_memory, watch_memory
-from trueup.bench.feature_metrics import Listener
+from trueup.bench.environment import peak_memory, reset_peak_memory
+from trueup.bench.feature_metrics import FeatureRecorder
 from trueup.bench.intruders import ONCE, Intruders
-from trueup.bench.scorers import ClassJudge, Judge, MaskJudge
+from trueup.bench.scorers import ClassScorer, MaskScorer, Scorer
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
@@ -47,7 +47,7 @@ class Features(Method):
 
 
 @dataclass
-class Pass:
+class BackbonePass:
     """One pass of a frozen backbone over the stream: a head, features per batch, and what they cost."""
 
     head: nn.Module
@@ -57,7 +57,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StreamResult:
     """What a method did on a stream."""
 
     results: dict[str, Any]
@@ -85,36 +85,36 @@ class StreamRunner:
     """Whether adapters watch themselves."""
     intruders: Intruders | None = None
     """What disturbs the stream. A batch that an adapter refuses then counts as answered wrongly."""
-    passes: dict[str, Pass | None] = field(default_factory=dict)
+    passes: dict[str, BackbonePass | None] = field(default_factory=dict)
     warm: set[str] = field(default_factory=set)
 
     def run(
         self, method: Method, progress: Progress = lambda done, of: None, *, share: bool = True, trace: bool = True
-    ) -> Outcome:
+    ) -> StreamResult:
         """The method over the whole stream; `share` lets it start from features that another has computed.
 
         Without `trace` nobody listens to features, and what was said of each image is not kept.
         """
         shared = self.shared(method, progress) if share else None
-        listener = Listener(sum(map(len, self.stream)))
+        listener = FeatureRecorder(sum(map(len, self.stream)))
         heard = method if self.structures or not trace else listener.to(method)
         if shared is not None:
-            watch_memory(self.device)
+            reset_peak_memory(self.device)
             adapter, stream = Adapter(shared.head, heard, seed=self.seed), iter(shared.features)
         else:
             self._warm_up(method)
-            watch_memory(self.device)
+            reset_peak_memory(self.device)
             adapter = self.adapter(heard).to(self.device)
             stream = self.batches()
             if "prepare" in method.info.needs and self.prepare is not None:
                 adapter.prepare(x.to(self.device) for x in self.prepare())
         place = self.loader.place
-        judge: Judge = MaskJudge(place, self.structures, self.multilabel) if self.structures else ClassJudge(place)
+        judge: Scorer = MaskScorer(place, self.structures, self.multilabel) if self.structures else ClassScorer(place)
         asked = self.model if shared is None else shared.head
         refused = None if self.intruders is None else Refusals(asked, place.labels, self.multilabel)
 
         def take(logits: Tensor, indices: Indices) -> None:
-            genuine(judge.take)(logits, indices)
+            without_intruders(judge.take)(logits, indices)
             listener.take(indices >= 0)
 
         seconds, updates = self.online(adapter, stream, progress, take, refused)
@@ -130,7 +130,7 @@ class StreamRunner:
         results |= {"refused": refused.batches} if refused is not None else {}
         results |= {"guard": dict(adapter.health.events)} if self.guard else {}
         speed = results["images"] / seconds
-        return Outcome(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory}, said)
+        return StreamResult(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory}, said)
 
     def adapter(self, method: Method) -> Adapter:
         """A fresh adapter of the model."""
@@ -187,7 +187,7 @@ class StreamRunner:
             raise ValueError("no image of the stream can be read")
         return seconds, updates + adapter.updates
 
-    def shared(self, method: Method, progress: Progress = lambda done, of: None) -> Pass | None:
+    def shared(self, method: Method, progress: Progress = lambda done, of: None) -> BackbonePass | None:
         """The pass of the frozen backbone that serves this method; None if there is none."""
         if self.structures or not method.features_only or method.norm not in ("source", "batch") or self.guard:
             return None
@@ -197,14 +197,14 @@ class StreamRunner:
             self.passes[method.norm] = self._pass(method.norm, progress)
         return self.passes[method.norm]
 
-    def _pass(self, norm: str, progress: Progress) -> Pass | None:
+    def _pass(self, norm: str, progress: Progress) -> BackbonePass | None:
         """Run the backbone once and keep its features, unless they may be too many or do not explain the logits."""
         if 4 * WIDEST * (sum(map(len, self.stream)) + len(self.intruders or ())) > SHARED:
             return None
         adapter = Adapter(self.model, Features(norm=norm), seed=self.seed)
         try:
             self._warm_up(adapter.method)
-            watch_memory(self.device)
+            reset_peak_memory(self.device)
             answers: list[tuple[Tensor, Indices]] = []
             seconds, _ = self.online(adapter, self.batches(), progress, lambda logits, at: answers.append((logits, at)))
         except HeadNotFoundError:
@@ -215,7 +215,7 @@ class StreamRunner:
         again = Adapter(head, make_method("source", {})).to(self.device)(features[0][0].to(self.device)).cpu()
         if not torch.equal(again, answers[0][0][:, -classes:]):
             return None
-        return Pass(head, features, seconds, peak_memory(self.device))
+        return BackbonePass(head, features, seconds, peak_memory(self.device))
 
 
 @dataclass
@@ -254,7 +254,7 @@ def _asked(adapter: Adapter, x: Tensor, *, lenient: bool) -> Tensor | None:
         return None
 
 
-def genuine(take: Take) -> Take:
+def without_intruders(take: Take) -> Take:
     """What takes the answers without those to intruders."""
 
     def take_own(logits: Tensor, indices: Indices) -> None:

@@ -8,7 +8,18 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from trueup.bench.method_spec import Spec
-from trueup.bench.settings import BY_ANSWER, BY_CLASS, PAPER, PIXELS, Many, Run, Sweep, checked, import_plugins, known
+from trueup.bench.settings import (
+    BY_ANSWER,
+    BY_CLASS,
+    MASK_METHODS,
+    PAPER_METHODS,
+    OneOrMany,
+    Run,
+    Sweep,
+    check_known,
+    import_plugins,
+    validate_settings,
+)
 from trueup.core.presets import with_preset
 from trueup.data.datasets import Dataset
 
@@ -33,7 +44,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "crafted-10": {"disturb": "crafted:0.1"},
 }
 """What each changes of a run. In `mixed`, a target is joined with the one that follows it; see `partner`."""
-MEANING = {
+DESCRIPTIONS = {
     "iid": "one domain, shuffled",
     "dirichlet": "images of a class come in bursts",
     "class-sorted": "one class after the other",
@@ -56,13 +67,13 @@ QUICK = {"limit": 256, "repeat": 4}
 class Stress(Sweep):
     """Runs over scenarios × targets × seeds × methods; the frozen source is always among the methods."""
 
-    scenario: Annotated[list[str], Many] = Field(list(SCENARIOS), min_length=1, description="all, if left out")
+    scenario: Annotated[list[str], OneOrMany] = Field(list(SCENARIOS), min_length=1, description="all, if left out")
     quick: bool = Field(False, description="one seed, one target, 256 images: a first look")
 
     @model_validator(mode="after")
     def _check_scenarios(self) -> Self:
         for name in self.scenario:
-            known(name, SCENARIOS, "scenario")
+            check_known(name, SCENARIOS, "scenario")
         for name in OURS:
             if getattr(self, name) != Sweep.model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"{name} is what scenarios change: leave it out, or use `trueup bench`")
@@ -101,11 +112,11 @@ class Stress(Sweep):
         if self.quick:
             values |= {"seed": self.seed[:1], "repeat": min(values["repeat"], QUICK["repeat"])}
         if scenario == "mixed":
-            values["target"] = [partner(dataset, target) for target in targets]
+            values["target"] = [with_next_domain(dataset, target) for target in targets]
         return Sweep(**values)
 
     def _methods(self, dataset: Dataset) -> list[Spec]:
-        usual: list[Spec] = [(name, {}) for name in (PIXELS if dataset.structures else PAPER)]
+        usual: list[Spec] = [(name, {}) for name in (MASK_METHODS if dataset.structures else PAPER_METHODS)]
         specs = [*usual, SAFE] if self.method is None else self.method
         return specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
 
@@ -116,7 +127,7 @@ class Stress(Sweep):
         if by_class and dataset.structures:
             return "it goes by classes, and here are masks"
         if scenario == "mixed":
-            if any("+" not in partner(dataset, target) for target in self.target or dataset.targets):
+            if any("+" not in with_next_domain(dataset, target) for target in self.target or dataset.targets):
                 return "there is no other domain to mix a target with"
             try:
                 list(self.variant(dataset, scenario).runs_on(dataset))
@@ -127,10 +138,10 @@ class Stress(Sweep):
 
 def make_stress(values: Mapping[str, Any]) -> Stress:
     """A stress test of these settings; the first thing wrong is said in one sentence."""
-    return checked(Stress, values)
+    return validate_settings(Stress, values)
 
 
-def partner(dataset: Dataset, target: str) -> str:
+def with_next_domain(dataset: Dataset, target: str) -> str:
     """The target joined with the one that follows it in the dataset's order, the last with the first.
 
     A corruption keeps its severity. A target that is joined already, or has no other beside it, stays as it is.

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from trueup.bench.jobs import Job, Paths, failure, perform
-from trueup.bench.records import FILE, Record, finished, writing
+from trueup.bench.jobs import Job, Paths, failure_record, run_job
+from trueup.bench.records import FILE, Record, finished_records, open_writer
 from trueup.bench.settings import Run, Sweep, make_sweep
 from trueup.data.survey import survey
 from trueup.source.checkpoints import Store
@@ -52,7 +52,7 @@ def plan(
     check_device(device)
     folder = Path(folder)
     store = Store(Path(checkpoints) if checkpoints else folder / CHECKPOINTS)
-    runs, done = sweep.runs(), finished(folder / FILE)
+    runs, done = sweep.runs(), finished_records(folder / FILE)
     # A checkpoint may know how pictures are read; the first look is at what the runs will see.
     seen = dict.fromkeys((run.dataset, run.source.reading) for run in runs)
     views = {(name, reading): sweep.open(name, reading) for name, reading in seen}
@@ -86,7 +86,7 @@ def check_device(device: str) -> None:
 
 
 @dataclass
-class Summary:
+class SweepSummary:
     """How a sweep went."""
 
     records: list[Record] = field(default_factory=list)
@@ -101,7 +101,7 @@ def run_sweep(
     checkpoints: str | Path | None = None,
     device: str = "cpu",
     tell: Tell = lambda event, job, value: None,
-) -> Summary:
+) -> SweepSummary:
     """Run what is missing of a sweep and record it in the folder; the summary has all of its records, old and new.
 
     workers: processes at a time; by default one per core, each with one thread, or one alone on another device.
@@ -110,9 +110,9 @@ def run_sweep(
     workers = workers or (cores if device == "cpu" else 1)
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // workers)))
     todo = plan(sweep, folder, checkpoints=checkpoints, threads=threads, device=device)
-    summary = Summary(records=[todo.done[run.digest()] for run in todo.done_here])
+    summary = SweepSummary(records=[todo.done[run.digest()] for run in todo.done_here])
     if todo.jobs:
-        with writing(Path(folder) / FILE) as writer:
+        with open_writer(Path(folder) / FILE) as writer:
 
             def keep(record: Record) -> None:
                 writer.add(record)
@@ -192,7 +192,7 @@ class _Pool:
                 self.jobs = [j for j in self.jobs if j not in lost]
                 left, error = [run for j in lost for run in j.runs], f"training failed: {error}"
         for run in left:
-            record = failure(run, error or "its process ended early")
+            record = failure_record(run, error or "its process ended early")
             self.keep(record)
             self.tell("record", job, record)
         self.tell("end", job, None)
@@ -205,7 +205,7 @@ def _process(job: Job, connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started the sweep ends it
     with suppress(BrokenPipeError):
         try:
-            perform(job, lambda event, value: connection.send((event, value)))
+            run_job(job, lambda event, value: connection.send((event, value)))
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -236,9 +236,9 @@ def run(
     if todo.done_here:
         return todo.done[todo.runs[0].digest()]
     records: list[Record] = []
-    with writing(Path(folder) / FILE) as writer:
+    with open_writer(Path(folder) / FILE) as writer:
         for job in (*todo.trainings.values(), *todo.jobs):
-            perform(job, lambda event, value: records.append(value) if event == "record" else None)
+            run_job(job, lambda event, value: records.append(value) if event == "record" else None)
         writer.add(records[0])
     if "error" in records[0]:
         raise RunFailedError(f"the run failed: {records[0]['error']}")
@@ -249,7 +249,7 @@ class RunFailedError(ValueError):
     """A run that did not come to its end."""
 
 
-def order_of(records: Iterable[Record], runs: Sequence[Run]) -> list[Record]:
+def sort_records(records: Iterable[Record], runs: Sequence[Run]) -> list[Record]:
     """Records in the order of the runs that they are of."""
     place = {run.digest(): i for i, run in enumerate(runs)}
     return sorted(records, key=lambda record: place[record["id"]])

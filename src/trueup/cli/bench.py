@@ -11,9 +11,9 @@ from rich.table import Table
 from trueup.bench.jobs import Job
 from trueup.bench.records import FILE
 from trueup.bench.settings import Sweep, make_sweep, read_sweep
-from trueup.bench.sweep import Plan, order_of, plan, run_sweep
+from trueup.bench.sweep import Plan, plan, run_sweep, sort_records
 from trueup.cli import options
-from trueup.cli.options import given
+from trueup.cli.options import given_settings
 from trueup.cli.progress import SweepBars
 from trueup.cli.report import print_tables
 
@@ -54,9 +54,9 @@ def bench(
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and their state; run nothing."),
 ) -> None:
     """Compare methods: datasets × networks × targets × streams × batches × seeds × methods."""
-    training = options.seen(training, resize, limits, mean, std, grey)
+    training = options.training_settings(training, resize, limits, mean, std, grey)
     select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted] or None
-    flags = given(
+    flags = given_settings(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
         limit=limit, reset=reset, select=select, plugin=plugin,
@@ -64,11 +64,11 @@ def bench(
     sweep = read_sweep(file, flags) if file else make_sweep(flags)
     if dry_run:
         print_plan(plan(sweep, out, checkpoints=checkpoints))
-    elif not perform(sweep, out, workers=workers, checkpoints=checkpoints, device=device):
+    elif not run_and_print(sweep, out, workers=workers, checkpoints=checkpoints, device=device):
         raise typer.Exit(1)
 
 
-def perform(
+def run_and_print(
     sweep: Sweep, out: str, *, workers: int | None = None, checkpoints: str | None = None, device: str = "cpu"
 ) -> bool:
     """Run a sweep with bars, print its tables and name what failed; False if anything did."""
@@ -78,7 +78,7 @@ def perform(
         summary = run_sweep(sweep, out, workers=workers, checkpoints=checkpoints, device=device, tell=bars)
     console = Console()
     if summary.records:
-        print_tables(order_of(summary.records, todo.runs))
+        print_tables(sort_records(summary.records, todo.runs))
     for record in summary.failures:
         run = record["settings"]
         name = f"{run['method']} on {run['dataset']}/{run['target']}, {run['network']}, seed {run['seed']}"

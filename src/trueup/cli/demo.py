@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from trueup.bench.records import FILE, read_records
-from trueup.bench.settings import known, make_sweep
+from trueup.bench.settings import check_known, make_sweep
 from trueup.cli import options
-from trueup.cli.bench import perform
+from trueup.cli.bench import run_and_print
 from trueup.cli.report import write_page
 from trueup.report.render import render
 from trueup.report.tables import tables
@@ -38,12 +38,12 @@ def demo(
     workers: int = options.WORKERS,
 ) -> None:
     """Train on some domains, adapt to others, print the table: digits in four styles, or masks of the optic disc."""
-    known(task, TASKS, "task")
+    check_known(task, TASKS, "task")
     settings, story = TASKS[task]
     console = Console()
     console.print(story)
     start = time.monotonic()
-    fine = perform(make_sweep(settings), out, workers=workers)
+    fine = run_and_print(make_sweep(settings), out, workers=workers)
     folder = Path(out)
     records = read_records(folder / FILE)
     for form, name in (("markdown", "table.md"), ("latex", "table.tex"), ("csv", "table.csv")):

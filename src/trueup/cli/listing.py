@@ -21,10 +21,10 @@ def list_all(
     markdown: bool = typer.Option(False, "--markdown", help="The methods as a page, with what each is good for."),
 ) -> None:
     """List the methods, datasets and streams."""
-    from trueup.bench.settings import known
+    from trueup.bench.settings import check_known
 
     if kind:
-        known(kind, KINDS, "list")
+        check_known(kind, KINDS, "list")
     if markdown:
         typer.echo(page(), nl=False)
         return

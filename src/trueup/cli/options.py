@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from trueup.bench.method_spec import name_value
+from trueup.bench.method_spec import parse_assignments
 from trueup.data.channels import Normalize, check_normalize
 from trueup.data.pictures import RESIZES, Reading
 
@@ -77,7 +77,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"--{name} {text!r} must be one number, or three with commas: 0.485,0.456,0.406") from error
 
 
-def seen(
+def training_settings(
     training: list[str] | None, resize: str | None, limits: Limits | None,
     mean: str | None = None, std: str | None = None, grey: bool | None = None,
 ) -> list[str]:  # fmt: skip
@@ -92,12 +92,12 @@ def seen(
     return words
 
 
-def given(**flags: Any) -> dict[str, Any]:
+def given_settings(**flags: Any) -> dict[str, Any]:
     """The flags that were given, as settings."""
     values = {key: value for key, value in flags.items() if value not in (None, [], ())}
     for key in ("training", "stream_options"):
         if key in values:
-            values[key] = name_value(values[key])
+            values[key] = parse_assignments(values[key])
     return values
 
 

@@ -48,7 +48,7 @@ def _columns() -> tuple[Any, ...]:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar that appears with the first call of what it yields: (done, of how many)."""
     with Progress(*_columns(), console=Console(stderr=True), transient=True) as progress:
         task: list[TaskID] = []

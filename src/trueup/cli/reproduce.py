@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
-from trueup.bench.estimate import spoken, total
+from trueup.bench.estimate import format_duration, total_seconds
 from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan, run_sweep
 from trueup.cli import options
-from trueup.cli.options import given
+from trueup.cli.options import given_settings
 from trueup.cli.progress import SweepBars
 from trueup.report.figures import save
 from trueup.report.palette import labels_of
@@ -60,11 +60,11 @@ def reproduce(
     if not name:
         list_recipes()
         return
-    flags = given(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = given_settings(seed=seed, limit=limit, training=training, weights=weights, select=select)
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
-        print_plan(wanted, out, checkpoints, device)
-    elif not perform(wanted, Path(out), workers=workers, checkpoints=checkpoints, device=device):
+        print_estimate(wanted, out, checkpoints, device)
+    elif not run_reproduction(wanted, Path(out), workers=workers, checkpoints=checkpoints, device=device):
         raise typer.Exit(1)
 
 
@@ -80,7 +80,7 @@ def list_recipes() -> None:
     console.print("\n`trueup reproduce NAME --data DIR`, or --small, or --dry-run; see --help.", highlight=False)
 
 
-def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
+def run_reproduction(wanted: Reproduction, out: Path, **how: Any) -> bool:
     """Run what is missing, print and write the table and figures; False if a run failed."""
     recipe, failures, records = get_recipe(wanted.recipe), [], list[Record]()
     if not recipe.count:
@@ -131,7 +131,7 @@ def name_of(wanted: Reproduction) -> str:
     return f"{wanted.recipe}-small" if wanted.small else wanted.recipe
 
 
-def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:
+def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:
     """What would be run, and about how long it takes."""
     console = Console(soft_wrap=True)
     recipe = get_recipe(wanted.recipe)
@@ -158,6 +158,8 @@ def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: 
         console.print(f"not found, taken as described: {', '.join(absent)} (give --data DIR)", highlight=False)
     jobs = [job.recipe for job in todo.trainings.values() if job.recipe is not None]
     with console.status("measuring the networks' speed"):
-        time = total(todo.waiting, jobs, datasets, device)
+        time = total_seconds(todo.waiting, jobs, datasets, device)
     what = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
-    console.print(f"{what}: about {spoken(time)} of the networks' time on this machine's {device}", highlight=False)
+    console.print(
+        f"{what}: about {format_duration(time)} of the networks' time on this machine's {device}", highlight=False
+    )

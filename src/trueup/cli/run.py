@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trueup.bench import sweep
 from trueup.cli import options
-from trueup.cli.options import given
+from trueup.cli.options import given_settings
 
 
 def run(
@@ -39,8 +39,8 @@ def run(
     device: str = options.DEVICE,
 ) -> None:
     """Run one method on one stream, training the source model first if it is not there, and print the record."""
-    training = options.seen(training, resize, limits, mean, std, grey)
-    settings = given(
+    training = options.training_settings(training, resize, limits, mean, std, grey)
+    settings = given_settings(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, seed=seed, stream=stream, stream_options=stream_options, batch=batch, limit=limit,
         reset=reset, select=select, plugin=plugin,

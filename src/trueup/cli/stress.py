@@ -12,10 +12,10 @@ from rich.table import Table
 
 from trueup.bench.records import FILE, Record
 from trueup.bench.settings import read_settings
-from trueup.bench.stress import MEANING, SCENARIOS, Stress, label_of, make_stress, scenario_of
-from trueup.bench.sweep import Plan, order_of, plan, run_sweep
+from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, Stress, label_of, make_stress, scenario_of
+from trueup.bench.sweep import Plan, plan, run_sweep, sort_records
 from trueup.cli import options
-from trueup.cli.options import given
+from trueup.cli.options import given_settings
 from trueup.cli.progress import SweepBars
 from trueup.report.heatmap import heatmap
 from trueup.report.render import render
@@ -72,8 +72,8 @@ def stress(
     as_json: bool = options.JSON,
 ) -> None:
     """Put methods under stress and compare each with the frozen source."""
-    training = options.seen(training, resize, limits, mean, std, grey)
-    flags = given(
+    training = options.training_settings(training, resize, limits, mean, std, grey)
+    flags = given_settings(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
     )  # fmt: skip
@@ -85,14 +85,14 @@ def stress(
     if dry_run:
         options.print_json(plan_values(todo) | {"left_out": notes}) if as_json else print_scenarios(todo)
         return
-    outcome = perform(test, todo, Path(out), workers=workers, checkpoints=checkpoints, device=device)
-    options.print_json(values(outcome) | {"left_out": notes}) if as_json else tell(outcome, Path(out))
+    outcome = run_stress(test, todo, Path(out), workers=workers, checkpoints=checkpoints, device=device)
+    options.print_json(outcome_values(outcome) | {"left_out": notes}) if as_json else print_outcome(outcome, Path(out))
     if outcome.failures:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StressOutcome:
     """The outcome of a stress test."""
 
     records: int
@@ -103,12 +103,12 @@ class Outcome:
     pictures: list[list[Path]]
 
 
-def perform(test: Stress, todo: Plan, out: Path, **how: Any) -> Outcome:
+def run_stress(test: Stress, todo: Plan, out: Path, **how: Any) -> StressOutcome:
     """Run a stress test with bars, and write the tables and the picture of each dataset and network."""
     bars = SweepBars(todo)
     with bars.progress:
         summary = run_sweep(test, out, tell=bars, **how)
-    records = order_of(summary.records, todo.runs) if summary.records else []
+    records = sort_records(summary.records, todo.runs) if summary.records else []
     tests = stress_tests(records, scenario_of, order=list(SCENARIOS), label=label_of)
     names = [out / ("stress" if len(tests) == 1 else f"stress-{_plain(each)}") for each in tests]
     for each, name in zip(tests, names, strict=True):
@@ -116,10 +116,10 @@ def perform(test: Stress, todo: Plan, out: Path, **how: Any) -> Outcome:
             text = "\n\n".join(render(table, form) for table in each.tables())
             Path(f"{name}{suffix}").write_text(text + "\n")
     pictures = [list(heatmap(each, Path(f"{name}.png"))) for each, name in zip(tests, names, strict=True)]
-    return Outcome(len(summary.records), tests, list(summary.failures), names, pictures)
+    return StressOutcome(len(summary.records), tests, list(summary.failures), names, pictures)
 
 
-def tell(outcome: Outcome, out: Path) -> None:
+def print_outcome(outcome: StressOutcome, out: Path) -> None:
     """Print the tables, what failed, and where everything is."""
     console = Console()
     for test in outcome.tests:
@@ -136,7 +136,7 @@ def tell(outcome: Outcome, out: Path) -> None:
     console.print("\n".join(said), highlight=False, soft_wrap=True)
 
 
-def values(outcome: Outcome) -> dict[str, Any]:
+def outcome_values(outcome: StressOutcome) -> dict[str, Any]:
     """An outcome as plain values."""
     keys = ("dataset", "target", "network", "method", "seed")
     failures = [
@@ -170,7 +170,7 @@ def plan_values(todo: Plan) -> dict[str, Any]:
     scenarios = []
     for name in dict.fromkeys(scenario for scenario, _ in of):
         states = [done for scenario, done in of if scenario == name]
-        scenarios.append({"name": name, "meaning": MEANING[name], "runs": len(states), "done": sum(states)})
+        scenarios.append({"name": name, "meaning": DESCRIPTIONS[name], "runs": len(states), "done": sum(states)})
     methods = dict.fromkeys(label_of(each) or each["method"] for each in settings)
     counts = {"runs": len(todo.runs), "done": len(todo.done_here), "waiting": len(todo.waiting)}
     return {"scenarios": scenarios, "methods": list(methods), **counts, "trainings": len(todo.trainings)}

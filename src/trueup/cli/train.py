@@ -10,12 +10,12 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from trueup.bench.jobs import perform
+from trueup.bench.jobs import run_job
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import CHECKPOINTS, plan
 from trueup.cli import options
-from trueup.cli.options import given
-from trueup.cli.progress import bar
+from trueup.cli.options import given_settings
+from trueup.cli.progress import progress_bar
 from trueup.source.checkpoints import Store, read_header
 
 
@@ -40,8 +40,8 @@ def train(
 
     A training that was stopped goes on from its last save; a finished one is left alone.
     """
-    training = options.seen(training, resize, limits, mean, std, grey)
-    flags = given(
+    training = options.training_settings(training, resize, limits, mean, std, grey)
+    flags = given_settings(
         dataset=dataset,
         root=root,
         target=target,
@@ -55,8 +55,8 @@ def train(
     todo = plan(sweep, out, checkpoints=checkpoints, threads=torch_threads(), device=device)
     console = Console()
     for job in todo.trainings.values():
-        with bar(job.title) as advance:
-            perform(job, partial(_show, advance))
+        with progress_bar(job.title) as advance:
+            run_job(job, partial(_show, advance))
     opened = sweep.open(dataset)
     for recipe in {r.digest(): r for run in todo.runs if (r := run.recipe(opened)) is not None}.values():
         kept = read_header(store.path(recipe))["report"]["kept"]

@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.source.external_checkpoints import load_foreign, misfits, refuse
-from trueup.source.networks import build
-from trueup.source.recipe import Given, Recipe, Training
+from trueup.source.external_checkpoints import find_misfits, load_external, refuse_misfits
+from trueup.source.networks import build_network
+from trueup.source.recipe import GivenModel, Recipe, Training
 
 KIND = "source"
 
@@ -71,8 +71,8 @@ def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, netwo
             f"if you trust it, name it too (--network or --arch {recipe.network})"
         )
     seen = recipe.training
-    model = build(recipe.network, recipe.classes, size=seen.size, channels=seen.channels.count)
-    refuse(misfits(model.state_dict(), tensors), path)
+    model = build_network(recipe.network, recipe.classes, size=seen.size, channels=seen.channels.count)
+    refuse_misfits(find_misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
     return model.eval()
 
@@ -93,8 +93,8 @@ def load_model(path: str | Path, network: str, classes: int, size: int, channels
     """A trained model from a file: one of ours, of DomainBed's, of the TSD authors', or a plain state dict."""
     recipe = recipe_in(path)
     if recipe is None:
-        model = build(network, classes, size=size, channels=channels)
-        load_foreign(path, model, torch.zeros(2, channels, size, size))
+        model = build_network(network, classes, size=size, channels=channels)
+        load_external(path, model, torch.zeros(2, channels, size, size))
         return model.eval()
     if recipe.classes != classes:
         raise ValueError(f"{Path(path).name} knows {recipe.classes} classes; the dataset has {classes}")
@@ -116,17 +116,17 @@ def recipe_in(path: str | Path) -> Recipe | None:
     return _recipe(header, path)
 
 
-def given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> Given:
+def describe_given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> GivenModel:
     """What a record says of a model's file. A model of ours knows its images, and may not have seen the targets."""
     recipe = recipe_in(path)
     if recipe is None:
         seen_as = training.model_dump(include={"size", "normalize", "multilabel", "resize", "range", "grey"})
-        return Given(checkpoint=digest_of_file(path), **seen_as)
+        return GivenModel(checkpoint=digest_of_file(path), **seen_as)
     tensors, _ = files.read(path, KIND)
     sources = {source.partition(":")[0] for source in recipe.sources}
     if recipe.dataset == dataset and (seen := [name for name in targets if name.partition(":")[0] in sources]):
         raise ValueError(f"{Path(path).name} was trained on {', '.join(seen)}, which cannot be a target for it")
-    return Given(
+    return GivenModel(
         checkpoint=f"sha256:{files.digest(tensors)[:16]}",  # of values: their order in a file may vary
         recipe=recipe.digest(),
         sources=recipe.sources,
@@ -176,11 +176,11 @@ def digest_of_file(path: str | Path) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
 
 
-def named(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+def join_groups(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     """Several sets of tensors as one, each under its prefix."""
     return {f"{part}/{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
 
 
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def take_group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """One of the sets again."""
     return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}

@@ -20,13 +20,13 @@ TWINS = {"network.0.": "featurizer.", "network.1.": "classifier."}  # the same m
 DEEPEST = 100  # settings in settings
 
 
-def load_foreign(path: str | Path, model: nn.Module, example: Tensor) -> dict[str, Any]:
+def load_external(path: str | Path, model: nn.Module, example: Tensor) -> dict[str, Any]:
     """Fill a model from a checkpoint of DomainBed, of TSD's authors, or a plain state dict; its own settings come back.
 
     All of it fits or nothing changes. Parts that no prediction needs are named under "ignored".
     """
-    content = read_checkpoint(path)
-    state = state_of(content, path)
+    content = read_external(path)
+    state = find_state_dict(content, path)
     ours = model.state_dict()
     settings = {key: value for key, value in content.items() if key not in INSIDE and _plain(value, path)}
     if any(name.startswith("featurizer.") for name in state.keys() - ours.keys()):
@@ -34,12 +34,12 @@ def load_foreign(path: str | Path, model: nn.Module, example: Tensor) -> dict[st
         ignored = sorted({name.partition(".")[0] for name in state}.difference(known))
         settings |= {"ignored": ignored} if ignored else {}
         state = _renamed(state, model, example, path)
-    refuse(misfits(ours, state), path)
+    refuse_misfits(find_misfits(ours, state), path)
     model.load_state_dict(state, strict=False)
     return settings
 
 
-def read_checkpoint(path: str | Path) -> Any:
+def read_external(path: str | Path) -> Any:
     """What a .safetensors file or one of torch.save holds; a ValueError for damage and for anything that is code."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -72,7 +72,7 @@ def _read_safely(file: BinaryIO, path: Path) -> Any:
         raise ValueError(f"{path} is no checkpoint of torch, or was cut off: {reason}") from error
 
 
-def state_of(content: Any, path: str | Path) -> dict[str, Tensor]:
+def find_state_dict(content: Any, path: str | Path) -> dict[str, Tensor]:
     """The state dict in a checkpoint's content, out of its wrapper and without the prefix of DataParallel."""
     for key in INSIDE:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -83,13 +83,13 @@ def state_of(content: Any, path: str | Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} holds no state dict but: {held or 'nothing'}")
     state = {str(name): tensor for name, tensor in content.items()}
     odd = [n for n, t in state.items() if t.is_meta or t.layout != torch.strided]
-    refuse([f"{name} is no plain tensor with values" for name in odd], path)
+    refuse_misfits([f"{name} is no plain tensor with values" for name in odd], path)
     if all(name.startswith("module.") for name in state):
         state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
     return state
 
 
-def misfits(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
+def find_misfits(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
     """What keeps a state dict from filling another exactly, the kinds by turns; BatchNorm's counts may be missing."""
     missing = [f"{n} is missing" for n in ours if n not in theirs and not n.endswith("num_batches_tracked")]
     leftover = [f"{n} is unexpected" for n in theirs if n not in ours]
@@ -101,7 +101,7 @@ def misfits(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[st
     return [each for each in chain(*zip_longest(missing, leftover, misshapen)) if each is not None]
 
 
-def refuse(complaints: list[str], path: str | Path) -> None:
+def refuse_misfits(complaints: list[str], path: str | Path) -> None:
     """Raise a ValueError with the first five, if there are any."""
     if complaints:
         more = f"; and {len(complaints) - 5} more" if len(complaints) > 5 else ""
@@ -115,7 +115,7 @@ def probe_head(model: nn.Module, example: Tensor) -> str:
 
 def _renamed(state: dict[str, Tensor], model: nn.Module, example: Tensor, path: str | Path) -> dict[str, Tensor]:
     """Featurizer and classifier under the model's own names."""
-    refuse(_unlike_twins(state), path)
+    refuse_misfits(_unlike_twins(state), path)
     body, head = _part(state, "featurizer."), _part(state, "classifier.")
     if all(name.startswith("fc.") for name in head):
         head = _part(head, "fc.")
@@ -132,7 +132,7 @@ def _renamed(state: dict[str, Tensor], model: nn.Module, example: Tensor, path: 
     body = {re.sub(r"^classifier\.classifier(\d)", r"classifier.\1", name): tensor for name, tensor in body.items()}
     where = probe_head(model, example)
     named = {f"{where}.{name}": tensor for name, tensor in head.items()}
-    refuse([f"{name} is given twice" for name in named.keys() & body.keys()], path)
+    refuse_misfits([f"{name} is given twice" for name in named.keys() & body.keys()], path)
     return body | named
 
 

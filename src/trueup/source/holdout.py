@@ -11,7 +11,7 @@ from trueup.data.domains import Domain
 from trueup.data.slices import SliceDomain
 
 
-def split(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_holdout(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Indices to train on, and indices held out: the given part of every class, by the domain's name and the seed.
 
     Of images with masks it is the given part of the patients, with all slices of each.

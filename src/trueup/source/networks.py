@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.source.external_checkpoints import misfits, probe_head, read_checkpoint, refuse, state_of
+from trueup.source.external_checkpoints import find_misfits, find_state_dict, probe_head, read_external, refuse_misfits
 from trueup.source.segmenters import SmallUNet, check_smp, make_smp
 
 LIBRARIES = ("torchvision", "timm")
 
 
-def build(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
+def build_network(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
     """A network for images of `size` pixels; a head that no weights fit starts anew, from torch's random state.
 
     `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes); for
@@ -191,9 +191,9 @@ def _downloaded(name: str, make: Callable[[], nn.Module]) -> nn.Module:
 
 def _fill(model: nn.Module, path: str, size: int, channels: int) -> None:
     """Load a state dict; only the head may be of another number of classes, or not there, and then starts anew."""
-    ours, theirs = model.state_dict(), state_of(read_checkpoint(path), path)
+    ours, theirs = model.state_dict(), find_state_dict(read_external(path), path)
     layer = None
-    if misfits(ours, theirs):
+    if find_misfits(ours, theirs):
         head = probe_head(model, _example(size, channels))
         mine = {f"{head}.weight", f"{head}.bias"} & ours.keys()
         weight = theirs.get(f"{head}.weight")
@@ -201,7 +201,7 @@ def _fill(model: nn.Module, path: str, size: int, channels: int) -> None:
             layer = model.get_submodule(head)
             ours = {name: tensor for name, tensor in ours.items() if name not in mine}
             theirs = {name: tensor for name, tensor in theirs.items() if name not in mine}
-        refuse(misfits(ours, theirs), path)
+        refuse_misfits(find_misfits(ours, theirs), path)
     model.load_state_dict(theirs, strict=False)
     if layer is not None:
         _restart(layer)
@@ -259,9 +259,9 @@ class ResNet26(nn.Module):
     def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.conv1 = _conv(channels, 16)
-        self.layer1 = nn.Sequential(*[Block(16, 16) for _ in range(4)])
-        self.layer2 = nn.Sequential(Block(16, 32), *[Block(32, 32) for _ in range(3)])
-        self.layer3 = nn.Sequential(Block(32, 64), *[Block(64, 64) for _ in range(3)])
+        self.layer1 = nn.Sequential(*[ResidualBlock(16, 16) for _ in range(4)])
+        self.layer2 = nn.Sequential(ResidualBlock(16, 32), *[ResidualBlock(32, 32) for _ in range(3)])
+        self.layer3 = nn.Sequential(ResidualBlock(32, 64), *[ResidualBlock(64, 64) for _ in range(3)])
         self.bn = nn.BatchNorm2d(64)
         self.fc = nn.Linear(64, classes)
         for module in self.modules():
@@ -276,7 +276,7 @@ class ResNet26(nn.Module):
         return logits
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions, each after BatchNorm and ReLU, beside a shortcut without weights."""
 
     def __init__(self, before: int, after: int) -> None:

@@ -24,7 +24,7 @@ class Settings(BaseModel):
     @model_serializer(mode="wrap")
     def _quiet(self, dump: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
         """Say nothing of labels where there are none, so that classifiers' records and checkpoints keep their names."""
-        return quiet(dump(self))
+        return omit_defaults(dump(self))
 
     def digest(self) -> str:
         """A short hash of all values."""
@@ -32,7 +32,7 @@ class Settings(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def quiet(values: dict[str, Any]) -> dict[str, Any]:
+def omit_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """Leave out what came later and is as it always was, so that records and checkpoints keep their names."""
     values = {key: value for key, value in values.items() if key not in LATER or value}
     for part in ("training", "source"):
@@ -87,7 +87,7 @@ class Training(Settings):
         return self
 
 
-class Given(Settings):
+class GivenModel(Settings):
     """A model that was trained elsewhere."""
 
     checkpoint: str = Field(description="the SHA-256 of its file")

@@ -24,10 +24,10 @@ from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import ConcatDomains, Loader, ahead
 from trueup.data.streams import batches
 from trueup.model.heads import as_logits, call_model
-from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part, read_unfinished
-from trueup.source.external_checkpoints import misfits, refuse
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.checkpoints import KIND, Store, digest_of_file, join_groups, read_unfinished, take_group
+from trueup.source.external_checkpoints import find_misfits, refuse_misfits
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 from trueup.source.swad import Swad
 from trueup.source.tasks import Task, task_of
@@ -66,9 +66,9 @@ def train(
         torch.manual_seed(recipe.seed)
         size, channels = recipe.training.size, recipe.training.channels.count
         weights = weights or recipe.weights
-        model = build(recipe.network, recipe.classes, weights=weights, size=size, channels=channels)
+        model = build_network(recipe.network, recipe.classes, weights=weights, size=size, channels=channels)
         domains = [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
-        training = _Run(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
+        training = _TrainingRun(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
         training.train(store, threads, keep_every, progress)
     store.save(recipe, model, training.report())
     store.partial(recipe).unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class _Best:
     iteration: int = 0
 
 
-class _Run:
+class _TrainingRun:
     """One training: the model, its optimiser, and what was best so far."""
 
     def __init__(
@@ -91,7 +91,7 @@ class _Run:
         self.task, self.device = task, device
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(model, self.settings)
-        self.parts = [split(d, self.settings.holdout, recipe.seed) for d in domains]
+        self.parts = [split_holdout(d, self.settings.holdout, recipe.seed) for d in domains]
         self.swad = Swad(self.settings.converge, self.settings.tolerate, self.settings.tolerance)
         self.done, self.best = 0, _Best()
         self.kept: dict[str, Tensor] = {}
@@ -228,7 +228,7 @@ class _Run:
             torch.manual_seed(1_000_003 * self.recipe.seed + first)
             fresh = self.batches(pool, range(first, first + self.settings.refresh))
             if self.settings.refresh:
-                refresh(self.model, (x for _, (x, _) in fresh if len(x)))
+                refresh_statistics(self.model, (x for _, (x, _) in fresh if len(x)))
             self.best = _Best(self.scores(threads)[0], self.done)
         elif self.kept:
             self.model.load_state_dict(self.kept)
@@ -264,7 +264,7 @@ class _Run:
             "broken": sorted(self.broken),
             "swad": self.swad.values(),
         }
-        files.write(store.partial(self.recipe), named(tensors), header, KIND)
+        files.write(store.partial(self.recipe), join_groups(tensors), header, KIND)
 
     def restore(self, file: Path) -> None:
         """Go on from a saved state; a file that cannot be read or does not fit is named, and training starts anew."""
@@ -272,16 +272,16 @@ class _Run:
             tensors, header = read_unfinished(file)
             if header["recipe"] != self.recipe.model_dump(mode="json"):
                 raise ValueError(f"{file} belongs to another recipe")
-            refuse(self.misfits(tensors, header), file)
+            refuse_misfits(self.misfits(tensors, header), file)
         except ValueError as error:
             log.warning("training starts anew: %s", error)
             return
-        self.model.load_state_dict(part(tensors, "model"))
-        self.kept = part(tensors, "kept")
-        self.swad.restore(part(tensors, "swad"), header["swad"])
+        self.model.load_state_dict(take_group(tensors, "model"))
+        self.kept = take_group(tensors, "kept")
+        self.swad.restore(take_group(tensors, "swad"), header["swad"])
         moments: dict[int, dict[str, Tensor]] = {}
         parameters = list(self.model.parameters())
-        for name, tensor in part(tensors, "optimizer").items():
+        for name, tensor in take_group(tensors, "optimizer").items():
             i, _, key = name.partition(".")
             like = parameters[int(i)]
             if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
@@ -308,7 +308,7 @@ class _Run:
             may[f"optimizer/{i}."] = {key: torch.zeros(()) if key == "step" else p for key in keys}
         there = {group: like for group, like in may.items() if any(f"{group}{name}" in tensors for name in like)}
         ours = {f"{group}{name}": t for group, like in (must | there).items() for name, t in like.items()}
-        return misfits(ours, tensors)
+        return find_misfits(ours, tensors)
 
 
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
@@ -322,7 +322,7 @@ def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
 
 
 @torch.no_grad()
-def refresh(model: nn.Module, images: Iterator[Tensor]) -> None:
+def refresh_statistics(model: nn.Module, images: Iterator[Tensor]) -> None:
     """Replace the running statistics of BatchNorm layers by the mean over these batches."""
     layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [layer.momentum for layer in layers]
