@@ -125,19 +125,22 @@ def test_lock_is_released_after_an_error(tmp_path: Path) -> None:
     write(tmp_path / FILE, record("a"))
 
 
-def test_writer_in_another_process_is_refused(tmp_path: Path) -> None:
+def test_writer_in_another_process_is_refused_until_that_dies(tmp_path: Path) -> None:
     file = tmp_path / FILE
     # The same lock as ours, without the seconds that importing the package takes.
-    code = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "
+    code = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
     code += "print('here', flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(tmp_path / f".{FILE}.lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "here\n"
         with pytest.raises(ValueError, match="another sweep is writing to"), open_writer(file):
             pass
-        other.communicate("\n")
+        other.kill()  # and its lock file stays
     write(file, record("a"))
     assert [r["id"] for r in read_records(file)] == ["a"]
 

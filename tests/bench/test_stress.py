@@ -189,7 +189,7 @@ def test_masks_have_no_scenarios_that_go_by_class() -> None:
     test = stress(dataset="fundus-sim", target="screening", seed=0, method="bn")
     gone = ["dirichlet", "class-sorted", "few-classes", "replay-10", "crafted-10"]
     assert list(of(test.runs())) == [name for name in SCENARIOS if name not in gone]
-    assert [note.partition(" is left out on fundus-sim: it goes by classes")[0] for note in test.left_out()] == gone
+    assert [note.partition(" is left out on fundus-sim: it needs classes")[0] for note in test.left_out()] == gone
     assert stress(**ONE).left_out() == []
 
 
@@ -230,11 +230,11 @@ def test_a_model_of_each_target_has_none_of_two(tmp_path: Path) -> None:
         ({"scenario": "nam"}, "no scenario is called 'nam'. Did you mean 'nan'"),
         ({"scenarios": "nan"}, "'scenarios'. Did you mean 'scenario'"),
         ({"scenario": []}, "scenario"),
-        ({"stream": "mixed"}, "stream is what scenarios change: leave it out, or use `trueup bench`"),
-        ({"stream_options": {"classes": 2}}, "stream_options is what scenarios change"),
-        ({"disturb": "nan"}, "disturb is what scenarios change"),
-        ({"repeat": 2}, "repeat is what scenarios change"),
-        ({"reset": True}, "reset is what scenarios change"),
+        ({"stream": "mixed"}, "stream is set by the scenarios: leave it out, or use `trueup bench`"),
+        ({"stream_options": {"classes": 2}}, "stream_options is set by the scenarios"),
+        ({"disturb": "nan"}, "disturb is set by the scenarios"),
+        ({"repeat": 2}, "repeat is set by the scenarios"),
+        ({"reset": True}, "reset is set by the scenarios"),
         ({"batch": [32, 64]}, "must be one number"),
         ({"batch": SMALL[1]}, "none of"),
         ({"target": "hamd"}, "'hamd'. Did you mean 'hand'"),

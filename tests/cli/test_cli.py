@@ -186,8 +186,8 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
         (["data", "unpack", "a.zip", "--unverified"], "data.unpack_archive", "The same command starts over."),
         (["data", "check", "pacs"], "data.check_files", "The same command starts over."),
         (["report"], "report.read_records", "The same command starts over."),
-        (["bench"], "bench.make_sweep", "the same command goes on from there."),
-        (["run", "-t", "type"], "run.sweep.run", "the same command goes on from there."),
+        (["bench"], "bench.make_sweep", "the same command continues from there."),
+        (["run", "-t", "type"], "run.sweep.run", "the same command continues from there."),
     ],
 )
 def test_ctrl_c_promises_no_more_than_the_verb_keeps(

@@ -1,4 +1,4 @@
-"""Methods as people write them: `tsd`, `tsd:lr=1e-5`, `tsd:preset=safe`, or `{tsd: {lr: 1e-5}}` in YAML."""
+"""Method specifications: `tsd`, `tsd:lr=1e-5`, `tsd:preset=safe`, or `{tsd: {lr: 1e-5}}` in YAML."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from trueup.core.presets import with_preset
 from trueup.core.registry import get_method
 
 Spec = tuple[str, dict[str, Any]]
-"""A method's name with what was said of it: hyper-parameters, and the words `guard` and `preset`."""
+"""A method's name and its values: hyper-parameters, `guard` and `preset`."""
 
 
 def as_list(value: Any) -> Any:
-    """A value alone is a list of one."""
+    """Return a list; a single value becomes a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def parse_numbers(values: Any) -> Any:
-    """The values of a mapping with words that are numbers as such: YAML takes 1e-5 for a word."""
+    """Convert strings that are numbers in a mapping: YAML reads 1e-5 as a string."""
     return {key: _number(v) for key, v in values.items()} if isinstance(values, Mapping) else values
 
 
@@ -33,7 +33,7 @@ def _number(value: Any) -> Any:
 
 
 def read_specs(value: Any) -> Any:
-    """[tsd, {tsd: {lr: 1e-5}}] as (name, what was said of it) pairs."""
+    """Parse [tsd, {tsd: {lr: 1e-5}}] into (name, values) pairs."""
     pairs: list[Any] = []
     for item in as_list(value):
         if isinstance(item, str):
@@ -52,7 +52,7 @@ def read_specs(value: Any) -> Any:
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
-    """name=value texts as a dictionary; values are read as YAML reads them."""
+    """Parse name=value texts into a dictionary; values are YAML."""
     import yaml
 
     values = {}
@@ -64,9 +64,9 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def split_guard(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The hyper-parameters in what was said of a method, and whether it has a guard. A preset implies one."""
-    hyper = dict(said)
+def split_guard(values: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Split the values of a method into hyper-parameters and guard; a preset implies a guard."""
+    hyper = dict(values)
     preset, guard = hyper.pop("preset", None), hyper.pop("guard", None)
     if guard is not None and not isinstance(guard, bool):
         raise ValueError(f"guard={guard!r} must be true or false")
@@ -76,7 +76,7 @@ def split_guard(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 
 def cast_values(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
-    """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
+    """Convert values to the types of the method's fields: 1 to 1.0 for a float, "none" to None if allowed."""
     hints = get_type_hints(get_method(method, task))
     result = dict(values)
     for key, value in values.items():

@@ -17,8 +17,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from trueup.bench.method_spec import split_guard
-from trueup.bench.settings import PAPER_METHODS, make_sweep, resolve_hyper
+from trueup.bench.method_spec import read_specs, split_guard
+from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
 from trueup.cli.progress import progress_bar
@@ -249,7 +249,7 @@ def trials_of(texts: list[str]) -> dict[str, Trial]:
     made = {"source": Trial(make_method("source", {}))}
     for text in texts:
         try:
-            name, said = (make_sweep({"method": [text]}).method or [])[0]
+            name, said = read_specs(text)[0]
         except yaml.YAMLError as error:
             raise ValueError(f"-m {text}: a value cannot be read; quote it within: params='[bf].*'") from error
         hyper, guard = split_guard(said)

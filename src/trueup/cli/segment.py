@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from trueup.bench.settings import make_sweep, resolve_hyper
+from trueup.bench.method_spec import read_specs
+from trueup.bench.settings import resolve_hyper
 from trueup.cli import options
 from trueup.cli.progress import progress_bar
 from trueup.data.cards import CARDS
@@ -163,7 +164,7 @@ def _legend(path: Path) -> str:
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """The name and all hyper-parameters of "tsd:lr=1e-5"."""
-    name, hyper = (make_sweep({"method": [text]}).method or [])[0]
+    name, hyper = read_specs(text)[0]
     return name, resolve_hyper(name, hyper, "default", "segmentation")
 
 
