@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import trueup
-from trueup.bench.mask_metrics import dice
+from trueup.bench.mask_metrics import dice_coefficient
 from trueup.data.datasets import open_dataset
 from trueup.data.slices import SliceDomain
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 
 SIZE, STEPS, BATCH = 48, 60, 8
 
@@ -30,7 +30,7 @@ def main() -> None:
     assert isinstance(clinic, SliceDomain)
     assert isinstance(screening, SliceDomain)
 
-    model = build("small-unet", classes=3)
+    model = build_network("small-unet", classes=3)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(STEPS):
         x, y = batch(clinic, torch.randint(len(clinic.labels), (BATCH,)).tolist())
@@ -44,7 +44,7 @@ def main() -> None:
         for start in range(0, 48, BATCH):
             x, y = batch(screening, list(range(start, start + BATCH)))
             mask = adapter(x).argmax(dim=1)  # the answer comes before the step
-            found += [dice(a.numpy(), b.numpy()) for a, b in zip(mask > 0, y > 0, strict=True)]
+            found += [dice_coefficient(a.numpy(), b.numpy()) for a, b in zip(mask > 0, y > 0, strict=True)]
         print(f"{method:7} Dice of the optic disc {100 * np.nanmean(found):.1f} %")
 
 

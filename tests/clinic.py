@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from trueup.deploy import Setup
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 
 Array = NDArray[Any]
 SIZE = 32
@@ -43,7 +43,7 @@ class Bright(nn.Module):
 
 def unet(classes: int = 3, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return build("small-unet", classes).eval()
+    return build_network("small-unet", classes).eval()
 
 
 def learner(**values: Any) -> Setup:

@@ -91,8 +91,8 @@ MUTANTS = [
     (
         "flow: predicts after the update",
         "core/adapter.py",
-        "method.predict(net, first, self.state)",
-        "method.predict(net, method.forward(net, x, self.state), self.state)",
+        "predict(self, first)",
+        "predict(self, run_forward(self, x))",
     ),
     (
         "flow: fails under inference_mode",
@@ -107,7 +107,7 @@ MUTANTS = [
         "if not bool(size.isfinite()):",
         "if False:",
     ),
-    ("flow: episodic is ignored", "core/adapter.py", "again, learns = self.method.episodic,", "again, learns = False,"),
+    ("flow: episodic is ignored", "core/adapter.py", "self.method.episodic, self._learns", "False, self._learns"),
     (
         "flow: steps is ignored",
         "core/adapter.py",
@@ -394,7 +394,7 @@ MUTANTS = [
     (
         "training: held-out images train",
         "source/train.py",
-        "rng.choice(trains,",
+        "rng.choice(training,",
         "rng.choice(np.arange(len(self.domains[d].labels)),",
     ),
     (
@@ -444,7 +444,12 @@ MUTANTS = [
         "best = max(search,",
         "best = max(reversed(search),",
     ),
-    ("select: searched on what trained", "bench/jobs.py", "_, held = split(domain", "held, _ = split(domain"),
+    (
+        "select: searched on what trained",
+        "bench/jobs.py",
+        "_, held = split_holdout(domain",
+        "held, _ = split_holdout(domain",
+    ),
     (
         "protocol: no reset between domains",
         "bench/stream_runner.py",
@@ -460,8 +465,8 @@ MUTANTS = [
     (
         "protocol: labels in the order of the files",
         "bench/scorers.py",
-        "labels, domains = self.place.labels[at], self.place.numbers[at]",
-        "labels, domains = self.place.labels[np.sort(at)], self.place.numbers[at]",
+        "labels, domains = self.data.labels[at], self.data.numbers[at]",
+        "labels, domains = self.data.labels[np.sort(at)], self.data.numbers[at]",
     ),
     (
         "tables: deviation of the population",
@@ -516,8 +521,8 @@ MUTANTS = [
     (
         "masks: the score of training is a mean over batches",
         "source/train.py",
-        "self.task.judge(np.sum(counts, axis=0))",
-        "float(np.mean([self.task.judge(c) for c in counts]))",
+        "self.task.final_score(np.sum(counts, axis=0))",
+        "float(np.mean([self.task.final_score(c) for c in counts]))",
     ),
     ("masks: backbones are downloaded", "source/networks.py", 'options.setdefault("weights_backbone", None)', "pass"),
     (
@@ -555,7 +560,7 @@ MUTANTS = [
     (
         "masks: patients share a batch",
         "bench/stream_runner.py",
-        "other |= np.diff(place.labels[sequence]) != 0",
+        "other |= np.diff(data.labels[sequence]) != 0",
         "pass",
     ),
     (
@@ -567,10 +572,10 @@ MUTANTS = [
     (
         "masks: hyper-parameters of images",
         "bench/settings.py",
-        "values = resolve(method, hyper, select, dataset.task)",
-        "values = resolve(method, hyper, select)",
+        "values = resolve_hyper(method, hyper, select, dataset.task)",
+        "values = resolve_hyper(method, hyper, select)",
     ),
-    ("masks: the grid of images", "bench/grids.py", 'GRIDS if task == "classification" else PIXELS', "GRIDS"),
+    ("masks: the grid of images", "bench/grids.py", 'GRIDS if task == "classification" else MASK_GRIDS', "GRIDS"),
     (
         "masks: slices of a patient out of order",
         "data/streams.py",
@@ -696,7 +701,7 @@ MUTANTS = [
     (
         "traces: predictions in place of labels",
         "bench/scorers.py",
-        "self.place.labels[np.concatenate(self.indices)]",
+        "self.data.labels[np.concatenate(self.indices)]",
         "probs.argmax(axis=1)",
     ),
     ("versus: seconds of targets are averaged", "report/paper_table.py", 'SUMMED = ("seconds",)', "SUMMED = ()"),

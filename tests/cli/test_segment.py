@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from trueup.cli.app import app
 from trueup.cli.segment import open_model, parse_method
 from trueup.source.checkpoints import Store
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 
 QUICK = ["--method", "tsd:lr=1e-3,queries=16,neighbors=4"]
@@ -35,7 +35,7 @@ def checkpoint(folder: Path, dataset: str = "cardiac", classes: int = 4, **train
         network="small-unet",
         training=Training(**{"size": 32, "normalize": "half", "augment": "none", **training}),
     )
-    Store(folder).save(recipe, build("small-unet", classes), {"kept": {}})
+    Store(folder).save(recipe, build_network("small-unet", classes), {"kept": {}})
     return str(Store(folder).path(recipe))
 
 
@@ -128,7 +128,7 @@ def test_labels_give_files_their_names(scans: Path, tmp_path: Path) -> None:
 def test_a_network_of_others(method: str, scans: Path, tmp_path: Path) -> None:
     arch = "smp:deeplabv3plus/mobilenet_v2"
     torch.manual_seed(0)
-    save_file(build(arch, 3).state_dict(), tmp_path / "deeplab.safetensors")
+    save_file(build_network(arch, 3).state_dict(), tmp_path / "deeplab.safetensors")
     (scans / "eyes" / "1.png").unlink()  # a lone picture: nothing to take the variance of, after global pooling
     words = ["--arch", arch, "--weights", str(tmp_path / "deeplab.safetensors"), "--classes", "3", "--size", "64"]
     out = tmp_path / "out"
@@ -151,7 +151,7 @@ def test_methods_are_read_as_everywhere() -> None:
 def test_what_does_not_go_together_is_refused(scans: Path, tmp_path: Path) -> None:
     ours, classifier = checkpoint(tmp_path), checkpoint(tmp_path, "digits", 10, size=16)
     theirs = str(tmp_path / "theirs.safetensors")
-    save_file(build("small-unet", 2).state_dict(), theirs)
+    save_file(build_network("small-unet", 2).state_dict(), theirs)
     folders = ["--images", str(scans), "--out", str(tmp_path / "out")]
     for words, says in (
         ([], "--arch is missing: give --model"),
@@ -180,7 +180,7 @@ def test_a_network_of_ones_own_runs_if_it_is_named(tmp_path: Path, monkeypatch: 
     Path("my_segmenter.py").write_text("from trueup.source.segmenters import SmallUNet as net\n")
     training = Training(size=32, normalize="half", augment="none")
     recipe = Recipe(dataset="cardiac", sources=("a",), classes=4, network="my_segmenter:net", training=training)
-    theirs = build("small-unet", 4)
+    theirs = build_network("small-unet", 4)
     Store(tmp_path).save(recipe, theirs, {"kept": {}})
     model = str(Store(tmp_path).path(recipe))
     with pytest.raises(ValueError, match="--arch my_segmenter:net"):

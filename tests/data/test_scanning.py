@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from trueup.atomic import longest_name, shortened, write_atomic
+from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.cli.app import app
 from trueup.cli.compare import find_images
 from trueup.data import scanning
@@ -188,15 +188,15 @@ def test_lists_that_are_pipes_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_are_shortened_to_what_a_file_system_takes(tmp_path: Path) -> None:
-    assert shortened("a/b.png", ".png", 255) == "a/b.png"
+    assert shorten_name("a/b.png", ".png", 255) == "a/b.png"
     for letter in ("x", "ü", "漢"):  # of one, two and three bytes
         whole = f"a/{letter * 300}-disc.png"
-        short = shortened(whole, "-disc.png", 255)
-        assert short == shortened(whole, "-disc.png", 255)
+        short = shorten_name(whole, "-disc.png", 255)
+        assert short == shorten_name(whole, "-disc.png", 255)
         assert short.startswith(f"a/{letter * 50}")
         assert short.endswith("-disc.png")
         assert 250 <= len(os.fsencode(short.removeprefix("a/"))) <= 255
-        assert short != shortened(f"a/{letter * 301}-disc.png", "-disc.png", 255)
+        assert short != shorten_name(f"a/{letter * 301}-disc.png", "-disc.png", 255)
     assert longest_name(tmp_path / "not/there/yet") == os.pathconf(tmp_path, "PC_NAME_MAX")
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from trueup.core.adapter import Adapter
-from trueup.core.listening import heard
 from trueup.core.method import Info, Method
 from trueup.core.registry import make_method
 from trueup.deploy.compare import Aetta, Trial, _disturbed, aetta_error, compare_methods
@@ -61,7 +60,8 @@ def by_hand(passes: list[tuple[SplitModel, Tensor]], seed: int) -> float:
 def test_aetta_by_hand_over_ragged_batches() -> None:
     x = images(41, seed=0, shift=1.0)[0]
     judge = Aetta(seed=3)
-    adapter = Adapter(convnet(), heard(SOURCE, judge.hear, judge.first))
+    adapter = Adapter(convnet(), SOURCE)
+    judge.observe(adapter)
     answers = torch.cat([adapter(part) for part in (x[:40], x[40:])])
     score = judge.score(answers)
     assert score is not None
@@ -72,7 +72,8 @@ def test_aetta_by_hand_over_ragged_batches() -> None:
 def test_aetta_asks_the_head_that_answered() -> None:
     x = images(96, seed=5, shift=0.3)[0]
     method, judge = make_method("tent-clf", {"lr": 0.5}), Aetta(seed=0)
-    watched = Adapter(convnet(), heard(method, judge.hear, judge.first))
+    watched = Adapter(convnet(), method)
+    judge.observe(watched)
     plain, passes, answers = Adapter(convnet(), method, example=x[:2]), [], []
     for part in x.split(32):
         passes.append((copy.deepcopy(plain.net), part))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trueup.deploy import Setup, segment
 from trueup.deploy import folder_images as images
 from trueup.deploy import segment_folder as online
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ class Unsure(nn.Module):
         (lambda: learner(method="lame", hyper={}), "not for segmentation"),
         (lambda: learner(device="nowhere"), "device 'nowhere'"),
         (lambda: learner(model=unet(1)), "multilabel=True"),
-        (lambda: learner(model=build("digits-net", 3), method="source", hyper={}), "no masks"),
+        (lambda: learner(model=build_network("digits-net", 3), method="source", hyper={}), "no masks"),
         (lambda: learner(model=nn.Conv2d(1, 2, 1)), "cannot take images of shape (3, 32, 32)"),
         (lambda: watcher(model=Unsure()), "a.png: the model's answer to this batch is not finite"),
     ],

@@ -17,11 +17,11 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from trueup.bench.method_spec import guarded
-from trueup.bench.settings import PAPER, make_sweep, resolve
+from trueup.bench.method_spec import read_specs, split_guard
+from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
-from trueup.cli.progress import bar
+from trueup.cli.progress import progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
 from trueup.data.channels import make_channels
@@ -37,7 +37,7 @@ from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
 from trueup.views import make_normalization
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-USUAL = tuple(name for name in PAPER if name != "source")
+USUAL = tuple(name for name in PAPER_METHODS if name != "source")
 SHUFFLE = typer.Option(
     None, "--shuffle/--no-shuffle", help="In random order, or by the files' names; random if left out and in folders."
 )
@@ -156,7 +156,7 @@ class Stand:
             "seed": self.seed,
             "pixels": make_normalization(channels.mean, channels.std),
         }
-        with bar(title) as advance:
+        with progress_bar(title) as advance:
             done, total = iter(range(1, 10**9)), 2 * len(stream) * len(self.trials)
             found = compare_methods(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
         return found, len(loader.broken)
@@ -173,7 +173,7 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
     """The classifier, and what it wants to see; `flags` are those of a network of others."""
     from trueup.data.datasets.masked import NAMES
 
-    given = options.given(**flags)
+    given = options.given_settings(**flags)
     if model is not None:
         if others := [name for name in given if name != "arch"]:
             raise ValueError(f"--{others[0]} does not go with --model: the checkpoint says it")
@@ -249,11 +249,11 @@ def trials_of(texts: list[str]) -> dict[str, Trial]:
     made = {"source": Trial(make_method("source", {}))}
     for text in texts:
         try:
-            name, said = (make_sweep({"method": [text]}).method or [])[0]
+            name, said = read_specs(text)[0]
         except yaml.YAMLError as error:
             raise ValueError(f"-m {text}: a value cannot be read; quote it within: params='[bf].*'") from error
-        hyper, guard = guarded(said)
-        made[text] = Trial(make_method(name, resolve(name, hyper, "default")), guard)
+        hyper, guard = split_guard(said)
+        made[text] = Trial(make_method(name, resolve_hyper(name, hyper, "default")), guard)
     return made
 
 

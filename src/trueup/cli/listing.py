@@ -1,4 +1,4 @@
-"""`trueup list`: what there is."""
+"""`trueup list`: methods, datasets and streams."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KINDS = ("methods", "datasets", "streams", "hyper")
 
 def list_all(
     kind: str = typer.Argument(
-        "", help="methods, datasets, streams or hyper (hyper-parameters); all but the last if left out."
+        "", help="methods, datasets, streams or hyper (hyper-parameters); default: all but hyper."
     ),
-    markdown: bool = typer.Option(False, "--markdown", help="The methods as a page, with what each is good for."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print the methods as a Markdown page."),
 ) -> None:
     """List the methods, datasets and streams."""
-    from trueup.bench.settings import known
+    from trueup.bench.settings import check_known
 
     if kind:
-        known(kind, KINDS, "list")
+        check_known(kind, KINDS, "list")
     if markdown:
         typer.echo(page(), nl=False)
         return
@@ -73,7 +73,7 @@ def _datasets() -> Table:
 
 
 def _streams() -> Table:
-    table = _table("Streams", "name", "what comes when")
+    table = _table("Streams", "name", "order of the images")
     for name, function in STREAMS.items():
         table.add_row(name, (function.__doc__ or "").strip().splitlines()[0])
     return table

@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from trueup.bench.settings import make_sweep, resolve
+from trueup.bench.method_spec import read_specs
+from trueup.bench.settings import resolve_hyper
 from trueup.cli import options
-from trueup.cli.progress import bar
+from trueup.cli.progress import progress_bar
 from trueup.data.cards import CARDS
 from trueup.data.scanning import describe
 from trueup.deploy import Setup, Summary
@@ -79,11 +80,13 @@ def segment(
     seen = {"size": size, "normalize": normalize, "mean": mean, "std": std, "grey": grey, "multilabel": multilabel}
     refuse_others(volumes, model=model, size=size, grey=grey, window=window, overlap=overlap)
     network, settings = open_model(model, volumes=volumes, **foreign, **seen)
-    settings |= options.given(labels=tuple(label or ()), field=field, resize=resize, range=limits, overlap=overlap)
-    settings |= {"window": window or SIDES, "batch": batch or 1} if volumes else options.given(batch=batch)
+    settings |= options.given_settings(
+        labels=tuple(label or ()), field=field, resize=resize, range=limits, overlap=overlap
+    )
+    settings |= {"window": window or SIDES, "batch": batch or 1} if volumes else options.given_settings(batch=batch)
     name, hyper = parse_method(method)
     setup = Setup(network, **settings, method=name, hyper=hyper, seed=seed, device=device)
-    with bar("images") as advance:
+    with progress_bar("images") as advance:
         summary = segment_folder(setup, images, out, fresh=fresh, progress=advance)
     tell(summary, name, out, "volumes" if volumes else "images")
     if model is not None and (legend := _legend(Path(model))):
@@ -94,7 +97,7 @@ def segment(
 
 def refuse_others(volumes: bool, **flags: Any) -> None:
     """Refuse flags of networks that are 3-D where it is not, and the other way round."""
-    given = options.given(**flags)
+    given = options.given_settings(**flags)
     if volumes and "model" in given:
         raise ValueError("--model is of `trueup train`, whose networks are 2-D: give --arch, --weights and --classes")
     if others := [name for name in (("size", "grey") if volumes else ("window", "overlap")) if name in given]:
@@ -108,7 +111,7 @@ def refuse_others(volumes: bool, **flags: Any) -> None:
 
 def open_model(model: str | None, *, volumes: bool = False, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
     """The segmenter, and what it wants to see; `flags` are those of a network of others."""
-    given = options.given(**flags)
+    given = options.given_settings(**flags)
     if model is not None:
         if others := [name for name in given if name != "arch"]:
             raise ValueError(f"--{others[0]} does not go with --model: the checkpoint says it")
@@ -120,7 +123,7 @@ def open_model(model: str | None, *, volumes: bool = False, **flags: Any) -> tup
             raise ValueError(f"{given['weights']} holds its recipe: give it as --model, without --arch")
         settings = {key: given[key] for key in ("size", "grey", "multilabel") if key in given}
         normalize = options.normalization(given.get("mean"), given.get("std"), given.get("normalize"))
-        settings |= options.given(normalize=normalize)
+        settings |= options.given_settings(normalize=normalize)
         channels = 1 if volumes or given.get("grey") else 3
         network = load_model(given["weights"], given["arch"], given["classes"], given.get("size", Setup.size), channels)
     if volumes:
@@ -144,7 +147,7 @@ def _ours(path: Path, arch: str | None) -> tuple[nn.Module, dict[str, Any]]:
     network, _ = read_checkpoint(path, arch)
     training, known = recipe.training, ON_DISK.get(recipe.dataset.removesuffix("-sim"))
     settings: dict[str, Any] = training.model_dump(include={"size", "normalize", "multilabel", "grey"})
-    settings |= options.given(resize=training.resize, range=training.range)
+    settings |= options.given_settings(resize=training.resize, range=training.range)
     if recipe.dataset in ON_DISK:
         settings["field"] = getattr(known, "FIELD", None)  # photographs have none
     if training.multilabel and known is not None:
@@ -161,8 +164,8 @@ def _legend(path: Path) -> str:
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """The name and all hyper-parameters of "tsd:lr=1e-5"."""
-    name, hyper = (make_sweep({"method": [text]}).method or [])[0]
-    return name, resolve(name, hyper, "default", "segmentation")
+    name, hyper = read_specs(text)[0]
+    return name, resolve_hyper(name, hyper, "default", "segmentation")
 
 
 def tell(summary: Summary, method: str, out: str, what: str = "images") -> None:

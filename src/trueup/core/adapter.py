@@ -22,9 +22,9 @@ from trueup.core.export import plain_copy
 from trueup.core.frozen_source import Answer, source_logits
 from trueup.core.method import GradientMethod, Method
 from trueup.core.multilabel import PerLabel
+from trueup.core.passes import AnswerObserver, ForwardObserver, predict, run_forward, second_loss
 from trueup.core.preparing import prepare
 from trueup.core.random_stream import RandomStream
-from trueup.core.second_pass import second_loss
 from trueup.core.state import load, save
 from trueup.core.undo import CallLock, Scratch, Undo, all_or_nothing, serialized
 from trueup.devices import waits
@@ -65,6 +65,7 @@ class Adapter(nn.Module):
         self._undo: Undo | None = None
         self._keeper: Autosave | None = None
         self._hooks: Method | PerLabel = method
+        self.forward_observers, self.answer_observers = list[ForwardObserver](), list[AnswerObserver]()
         self.task: str | None = None
         self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
         self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
@@ -128,23 +129,22 @@ class Adapter(nn.Module):
         return n
 
     def _take(self, x: Tensor) -> Tensor:
-        method, net = self._hooks, self.net
-        again, learns = self.method.episodic, self._learns
+        net, again, learns = self.net, self.method.episodic, self._learns
         # Robust statistics answer; learning is a second pass, with the statistics of a batch that has enough images.
         twice = self._optimizer is not None and net.twice
         # The policy holds until after backward, for models that recompute their activations there.
         with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing(len(x)):
             with nullcontext() if learns else net.frozen_statistics():
-                first = method.forward(net, x, self.state)
+                first = run_forward(self, x)
             if learns and not twice:
                 again |= self._learn(x, first)
         if learns and twice and len(fit := x[net.inlier_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
             with torch.enable_grad(), net.learning(), net.normalizing(len(fit)):
-                again |= self._learn(fit, method.forward(net, fit, self.state))
+                again |= self._learn(fit, run_forward(self, fit))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
                 net.update_estimates()
-            answer = method.predict(net, first, self.state).detach()
+            answer = predict(self, first)
         if again:
             self._restart()
             self._random.restart()
@@ -160,7 +160,7 @@ class Adapter(nn.Module):
         for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
             if step > 0:
                 with net.frozen_statistics():
-                    out = method.forward(net, x, state)
+                    out = run_forward(self, x)
             with exact():
                 self._update(out)
             self._expect_update()
@@ -182,7 +182,7 @@ class Adapter(nn.Module):
         optimizer.zero_grad(set_to_none=True)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._expect_update(needed=self.method.radius > 0)  # then parameters move before the step
-        again = partial(second_loss, self._hooks, self.net, self.state, out)
+        again = partial(second_loss, self, out)
         if (loss := backward(loss, parameters, self.method.radius, again, self.net.scale)) is None:
             optimizer.zero_grad(set_to_none=True)
             return
@@ -329,7 +329,7 @@ class Adapter(nn.Module):
     @serialized
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy that goes on alone; what a model has kept of its last forward is cut from the graph."""
-        memo.update(kept_tensors(self))
+        memo.update({**kept_tensors(self), id(self.forward_observers): [], id(self.answer_observers): []})
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         with torch.inference_mode(False):
             twin.__dict__ = copy.deepcopy(self.__dict__, memo)

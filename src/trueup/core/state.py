@@ -104,7 +104,8 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     usual = {"multilabel": False, "guard": "", "task": "classification", "pixels": "", "engine": USUAL}
     header = {**usual, "shrunk": 0, "images": 0, **header}
     twin = copy.deepcopy(adapter, shared(adapter) if adapter._built else {})
-    twin._keeper, twin._lock = adapter._keeper, adapter._lock
+    for name in ("_keeper", "_lock", "forward_observers", "answer_observers"):  # a copy has none of its own
+        vars(twin)[name] = vars(adapter)[name]
     try:
         _refuse_foreign(adapter, header, path)
         found = twin.net.engine.open or twin.net.engine.measured

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
-from trueup.core.listening import heard
 from trueup.core.method import Method
 from trueup.deploy.estimates import MethodReport, Score
 from trueup.guard.config import Guard
@@ -35,9 +34,9 @@ class Trial:
     method: Method
     guard: bool = False
 
-    def adapter(self, model: nn.Module, method: Method | None = None, **how: Any) -> Adapter:
-        """Wrap the model; `method` in place of its own, if given."""
-        return Adapter(model, method or self.method, guard=Guard() if self.guard else None, **how)
+    def adapter(self, model: nn.Module, **how: Any) -> Adapter:
+        """Wrap the model."""
+        return Adapter(model, self.method, guard=Guard() if self.guard else None, **how)
 
 
 @dataclass
@@ -68,8 +67,8 @@ def compare_methods(
     labels: list[NDArray[np.int64]] = []
     for name, trial in trials.items():
         sighting, judge, answers = MethodRun(), Aetta(seed), []
-        adapter = trial.adapter(model, heard(trial.method, judge.hear, judge.first), seed=seed, pixels=pixels)
-        adapter = adapter.to(device)
+        adapter = trial.adapter(model, seed=seed, pixels=pixels).to(device)
+        judge.observe(adapter)
         for x, y in batches():
             start = time.perf_counter()
             logits = adapter(x.to(device))
@@ -166,8 +165,13 @@ class Aetta:
         self.parts: list[tuple[Tensor, Tensor, Tensor]] = []
         """Of each pass: the answers, the share of draws that change each, the mean prediction with features dropped."""
 
+    def observe(self, adapter: Adapter) -> None:
+        """See the forward passes and answers of an adapter."""
+        adapter.forward_observers.append(self.drop_features)
+        adapter.answer_observers.append(self.keep_pass)
+
     @torch.no_grad()
-    def first(self, net: SplitModel, out: Output) -> None:
+    def drop_features(self, net: SplitModel, out: Output) -> None:
         """Drop features of a pass while the head is the one that answers."""
         if net.head is None or out.features.ndim != 2:
             return
@@ -180,7 +184,7 @@ class Aetta:
             total += p / DRAWS
         out.memo["aetta"] = (changed, total)
 
-    def hear(self, net: SplitModel, out: Output, answer: Tensor) -> None:
+    def keep_pass(self, net: SplitModel, out: Output, answer: Tensor) -> None:
         """Keep a pass, if it is what was answered: dropping features says nothing of other answers."""
         if "aetta" in out.memo and torch.equal(answer, out.logits):
             self.parts.append((answer.cpu(), *out.memo["aetta"]))
@@ -189,8 +193,8 @@ class Aetta:
         """Estimate the accuracy, if all passes are the answers: a guard may have given others."""
         if not self.parts:
             return None
-        heard, changed, rows = (torch.cat(each) for each in zip(*self.parts, strict=True))
-        if not torch.equal(heard, answers):
+        seen, changed, rows = (torch.cat(each) for each in zip(*self.parts, strict=True))
+        if not torch.equal(seen, answers):
             return None
         n, sums = len(rows), (changed.sum(), rows.sum(dim=0))
         whole = float(1 - aetta_error(sums[0][None], sums[1][None], n)[0])

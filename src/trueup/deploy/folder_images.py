@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trueup.atomic import longest_name, shortened, write_atomic
+from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.data.datasets.masks import DATA, IMAGES, is_volume, read_image
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
 from trueup.data.scanning import UNREADABLE, Scan, describe
@@ -124,7 +124,7 @@ def _mask_names(name: str, path: Path, endings: Sequence[str], longest: int) -> 
     new = old.replace(".mhd", ".mha") if is_volume(path) else ".png"
     for ending in endings:
         whole = f"{name[: -len(old)]}{ending}{new}"
-        mask = shortened(whole, f"{ending}{new}", longest)
+        mask = shorten_name(whole, f"{ending}{new}", longest)
         if mask != whole:
             log.warning("a mask of %s has a shorter name, as its own would be too long: %s", name, mask)
         yield mask

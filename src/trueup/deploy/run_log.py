@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trueup.atomic import write_atomic
+from trueup.atomic import single_writer, write_atomic
 from trueup.core.adapter import Adapter
 from trueup.deploy.folder_images import JOURNAL, Image
 
@@ -83,28 +82,8 @@ def alone(out: Path) -> Iterator[None]:
     """Make a folder of masks; one process at a time may write to it. What a killed one left half done goes."""
     folder = (out / JOURNAL).parent
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    busy = f"another process is writing to {out}; wait for it, or choose another --out"
+    with single_writer(folder / ".lock", busy):
         for rest in out.rglob(".*.partial"):
             rest.unlink()
         yield
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    try:
-        import fcntl
-    except ImportError:  # Windows: no lock, so the user takes care
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network drives know no locks
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"another process is writing to {folder.parent}; wait for it, or choose another --out"
-                ) from error
-        yield
-    finally:
-        os.close(handle)
