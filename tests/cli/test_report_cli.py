@@ -56,7 +56,7 @@ def test_where_nothing_came_to_its_end_the_page_says_why(tmp_path: Path) -> None
     run = {"dataset": "digits", "target": "type", "method": "tsd", "hyper": {}, "seed": 0, "network": "digits-net"}
     line = json.dumps({"id": "a", "settings": run, "error": "ValueError: the disk is full", "at": []})
     (tmp_path / "records.jsonl").write_text(line + "\n")
-    assert "no run of 1 has come to its end" in trueup("report", ".", cwd=tmp_path).stdout
+    assert "none of 1 runs has finished" in trueup("report", ".", cwd=tmp_path).stdout
     assert "the disk is full" in (tmp_path / "report.html").read_text()
 
 
@@ -64,7 +64,7 @@ def test_where_nothing_came_to_its_end_the_page_says_why(tmp_path: Path) -> None
     ("one", "other", "names"),
     [("/x/a", "/x/b", ("a", "b")), ("/x/out", "/y/out", ("x/out", "y/out")), ("/x", "/x", ("//x", "//x"))],
 )
-def test_folders_of_one_name_are_short_names(one: str, other: str, names: tuple[str, str]) -> None:
+def test_folders_of_one_name_are_told_apart(one: str, other: str, names: tuple[str, str]) -> None:
     assert _short_names(Path(one), Path(other)) == names
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from trueup.cli.app import app
-from trueup.cli.segment import open_model, parse_method
+from trueup.cli.segment import open_segmenter, parse_method
 from trueup.source.checkpoints import Store
 from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_ours_knows_what_it_needs(scans: Path, tmp_path: Path) -
     assert mask[seen].any()
     assert mask.sum() == mask[seen].sum(), "the network saw more than 350 mm"
     again = invoke(*words)
-    assert "3 images were done before" in again
+    assert "3 images were already done" in again
     assert f"0 masks in {out}" in again
     with pytest.raises(ValueError, match="seed was 0 and is 1"):
         invoke(*words, "--seed", "1")
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_ours_knows_what_it_needs(scans: Path, tmp_path: Path) -
 def test_recipes_say_how_to_look(
     dataset: str, classes: int, multilabel: bool, field: float | None, labels: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
-    _, settings = open_model(checkpoint(tmp_path, dataset, classes, multilabel=multilabel))
+    _, settings = open_segmenter(checkpoint(tmp_path, dataset, classes, multilabel=multilabel))
     assert settings.get("field") == field
     assert settings.get("labels") == labels
     assert settings.get("multilabel", False) == multilabel
@@ -157,12 +157,12 @@ def test_what_does_not_go_together_is_refused(scans: Path, tmp_path: Path) -> No
         ([], "--arch is missing: give --model"),
         (["--arch", "small-unet"], "--weights is missing"),
         (["--arch", "small-unet", "--weights", theirs], "--classes is missing"),
-        (["--model", ours, "--size", "64"], "--size does not go with --model"),
-        (["--model", ours, "--multilabel"], "--multilabel does not go with --model"),
-        (["--model", theirs], "holds no recipe of trueup's: give --arch"),
-        (["--model", classifier], "trained on digits and tells images apart"),
+        (["--model", ours, "--size", "64"], "--size cannot be given with --model"),
+        (["--model", ours, "--multilabel"], "--multilabel cannot be given with --model"),
+        (["--model", theirs], "has no trueup recipe: give --arch"),
+        (["--model", classifier], "trained on digits and is a classifier"),
         (["--model", str(tmp_path / "nothing")], "nothing is not a file"),
-        (["--arch", "small-unet", "--weights", ours, "--classes", "4"], "holds its recipe: give it as --model"),
+        (["--arch", "small-unet", "--weights", ours, "--classes", "4"], "has a recipe: give it as --model"),
         (["--arch", "small-unet", "--weights", theirs, "--classes", "3"], "does not fit the model"),
         (["--arch", "small-unett", "--weights", theirs, "--classes", "2"], "did you mean 'small-unet'"),
         (["--arch", "smp:unett", "--weights", theirs, "--classes", "2"], "did you mean 'unet'"),
@@ -184,11 +184,11 @@ def test_a_network_of_ones_own_runs_if_it_is_named(tmp_path: Path, monkeypatch: 
     Store(tmp_path).save(recipe, theirs, {"kept": {}})
     model = str(Store(tmp_path).path(recipe))
     with pytest.raises(ValueError, match="--arch my_segmenter:net"):
-        open_model(model)
+        open_segmenter(model)
     with pytest.raises(ValueError, match="not a small-unet"):
-        open_model(model, arch="small-unet")
+        open_segmenter(model, arch="small-unet")
     assert "my_segmenter" not in sys.modules
-    network, settings = open_model(model, arch="my_segmenter:net")
+    network, settings = open_segmenter(model, arch="my_segmenter:net")
     assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in network.state_dict().items())
     assert settings["size"] == 32
 
@@ -201,7 +201,7 @@ def test_broken_images_are_named_and_make_the_exit_status(scans: Path, tmp_path:
     words = ["segment", "--model", model, "--images", "scans", "--out", "masks", "--method", "bn"]
     done = trueup(*words, cwd=tmp_path, status=1)
     assert "left out, cannot be read: eyes/0.png (0.png: cannot identify image file" in done.stdout
-    assert "no images: notes.txt" in done.stdout
+    assert "not images: notes.txt" in done.stdout
     assert "2 masks in masks; bn, 0 updates so far" in done.stdout
     assert masks(tmp_path / "masks") == ["eyes/1.png", "heart.nii.gz"]
     wrong = trueup(*words, "--batch", "3", cwd=tmp_path, status=2)
@@ -228,19 +228,19 @@ def test_a_network_in_3d_sees_windows_of_volumes(scans: Path, tmp_path: Path, mo
     text = invoke(
         *words, "--volumes", "--window", "16", "16", "3", "--overlap", "0", "-m", "tent", "--range", "0", "900"
     )
-    assert "no volumes: eyes/0.png, eyes/1.png" in text
+    assert "not volumes: eyes/0.png, eyes/1.png" in text
     assert "1 masks in out; tent, 9 updates so far" in text  # 3 × 3 × 1 windows, one at a time
     assert nibabel.load("out/heart.nii.gz").shape == (40, 36, 3)
     settings = json.loads(Path("out/.trueup/journal.json").read_text())["settings"]
     assert (settings["window"], settings["overlap"], settings["batch"]) == ([16, 16, 3], 0, 1)
     for flags, says in {
-        ("--size", "32", "--volumes"): "--size does not go with --volumes",
-        ("--grey", "--volumes"): "--grey does not go with --volumes",
-        ("--window", "8", "8", "8"): "--window is of --volumes",
-        ("--overlap", "0.5"): "--overlap is of --volumes",
-        (): "solid_net:make is a 3-D network: say --volumes",
+        ("--size", "32", "--volumes"): "--size is not used with --volumes",
+        ("--grey", "--volumes"): "--grey is not used with --volumes",
+        ("--window", "8", "8", "8"): "--window needs --volumes",
+        ("--overlap", "0.5"): "--overlap needs --volumes",
+        (): "solid_net:make is a 3-D network: give --volumes",
     }.items():
         with pytest.raises(ValueError, match=says):
             invoke(*words, *flags)
-    with pytest.raises(ValueError, match="--model is of `trueup train`, whose networks are 2-D"):
+    with pytest.raises(ValueError, match="--model is from `trueup train`, whose networks are 2-D"):
         invoke("--model", "net.pt", "--volumes", "-i", str(scans), "-o", "out")

@@ -81,7 +81,7 @@ def test_all_commands_see_the_same_files(messy: tuple[Path, dict[str, str]], tmp
     assert sorted(f for name in dataset.targets for f in dataset.domain(name).files) == GOOD  # type: ignore[attr-defined]
     assert dict(dataset.left_out()) == skipped
     assert list(find_images(root, 2).domain.files) == GOOD
-    found, rest = images.find(root, tmp_path / "out", ("",))
+    found, rest = images.find_images(root, tmp_path / "out", ("",))
     assert [image.name for image in found] == GOOD
     assert {**rest.broken, **rest.skipped} == skipped
     assert set(rest.skipped) == {"circle", "day/up"}  # the others have names of images
@@ -163,7 +163,7 @@ def test_folders_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "scandir", refusing)
     assert left_out(tmp_path) == {"day/dog": "cannot be read: Permission denied"}
-    _, rest = images.find(tmp_path, tmp_path / "out", ("",))
+    _, rest = images.find_images(tmp_path, tmp_path / "out", ("",))
     assert rest.broken == {"day/dog": "cannot be read: Permission denied"}
     with pytest.raises(ValueError, match="cannot be read: Permission denied"):
         list(Scan(tmp_path / "day/dog").walk())

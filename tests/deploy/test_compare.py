@@ -13,7 +13,7 @@ from torch import Tensor
 from trueup.core.adapter import Adapter
 from trueup.core.method import Info, Method
 from trueup.core.registry import make_method
-from trueup.deploy.compare import Aetta, Trial, _disturbed, aetta_error, compare_methods
+from trueup.deploy.compare import Aetta, Trial, _with_dropout, aetta_error, compare_methods
 from trueup.deploy.estimates import Score, advise
 from trueup.guard.config import Guard
 from trueup.model.split_model import Output, SplitModel
@@ -175,7 +175,7 @@ def test_features_are_dropped_in_a_pass_and_not_when_the_head_is_asked_again() -
     model, x = convnet().eval(), images(8, seed=0)[0]
     net = Adapter(model, SOURCE, example=x[:2]).net
     assert net.head is not None
-    twin = _disturbed(model, net.head, 0).eval()
+    twin = _with_dropout(model, net.head, 0).eval()
     features = net(x).features
     assert not torch.equal(twin(x), model(x))
     assert torch.equal(twin.get_submodule(net.head)(features), model.get_submodule(net.head)(features))

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from trueup.cli.methods_page import HEADS, each, page, row
+from trueup.cli.methods_page import HEADS, all_methods, methods_page, table_row
 from trueup.data.cards import CARDS, OWN
 from trueup.data.datasets.masked import NAMES
 from trueup.data.streams import STREAMS
@@ -26,7 +26,7 @@ def list_all(
     if kind:
         check_known(kind, KINDS, "list")
     if markdown:
-        typer.echo(page(), nl=False)
+        typer.echo(methods_page(), nl=False)
         return
     console = Console()
     if kind in ("", "methods"):
@@ -50,14 +50,14 @@ def _methods() -> Table:
     table = _table("Methods", *HEADS[:-1])
     for column, width in zip(table.columns, (10, 10, 10, 11, 11, 7, 6), strict=True):
         column.min_width, column.overflow = width, "fold"
-    for name, tasks, method in each():
-        table.add_row(*row(name, tasks, method)[:-1])
+    for name, tasks, method in all_methods():
+        table.add_row(*table_row(name, tasks, method)[:-1])
     return table
 
 
 def _hyper() -> Table:
     table = _table("Hyper-parameters and their defaults", "method", "tasks", "values")
-    for name, tasks, method in each():
+    for name, tasks, method in all_methods():
         table.add_row(name, ", ".join(tasks), ", ".join(f"{k}={v!r}" for k, v in method.hyperparameters().items()))
     return table
 

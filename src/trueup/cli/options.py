@@ -112,3 +112,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def check_model_flags(model: str | None, given: dict[str, Any]) -> None:
+    """Refuse flags that a checkpoint's recipe already sets, and missing ones without a checkpoint."""
+    others = [name for name in given if name != "arch"]
+    if model is not None and others:
+        raise ValueError(f"--{others[0]} cannot be given with --model: the checkpoint sets it")
+    missing = [name for name in ("arch", "weights", "classes") if name not in given]
+    if model is None and missing:
+        raise ValueError(f"--{missing[0]} is missing: give --model, or --arch with --weights and --classes")
