@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.cli.app import app
-from trueup.cli.compare import find_images
+from trueup.cli.compare import open_image_folder
 from trueup.data import scanning
 from trueup.data.check import check
 from trueup.data.datasets import open_dataset
@@ -80,7 +80,7 @@ def test_all_commands_see_the_same_files(messy: tuple[Path, dict[str, str]], tmp
     dataset = open_dataset("folder", root)
     assert sorted(f for name in dataset.targets for f in dataset.domain(name).files) == GOOD  # type: ignore[attr-defined]
     assert dict(dataset.left_out()) == skipped
-    assert list(find_images(root, 2).domain.files) == GOOD
+    assert list(open_image_folder(root, 2).domain.files) == GOOD
     found, rest = images.find_images(root, tmp_path / "out", ("",))
     assert [image.name for image in found] == GOOD
     assert {**rest.broken, **rest.skipped} == skipped
@@ -172,7 +172,7 @@ def test_folders_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyte
 def test_hidden_files_and_leftovers_of_systems_are_passed_over(tmp_path: Path) -> None:
     for name in ("0.png", "._0.png", ".git/1.png", "__MACOSX/2.png", ".DS_Store"):
         paint(tmp_path / "in" / name) if name.endswith("png") else (tmp_path / "in" / name).touch()
-    assert list(find_images(tmp_path / "in", 2).domain.files) == ["0.png"]
+    assert list(open_image_folder(tmp_path / "in", 2).domain.files) == ["0.png"]
     assert left_out(tmp_path / "in") == {}
 
 
