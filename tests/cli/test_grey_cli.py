@@ -183,5 +183,5 @@ def test_a_checkpoint_knows_what_it_sees_and_conflicts_are_refused(photos: Path,
         invoke(*words[:-1], plain, "--grey")
     for verb in ("compare", "segment"):
         place = ("--data", str(photos)) if verb == "compare" else ("-i", str(photos), "-o", "masks")
-        with pytest.raises(ValueError, match="--mean does not go with --model: the checkpoint says it"):
+        with pytest.raises(ValueError, match="--mean cannot be given with --model: the checkpoint sets it"):
             invoke(verb, "--model", file, *place, "--mean", "0.5", "--std", "0.5")

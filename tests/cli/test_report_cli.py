@@ -1,11 +1,12 @@
 """`trueup report`: tables on the terminal, a page beside the records, figures if wanted."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import invoke, trueup
+from test_cli import invoke
 from traced import study, write
 
 from trueup.cli.report import _short_names
@@ -13,9 +14,8 @@ from trueup.cli.report import _short_names
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    records, trace = study()
-    write(records, trace, tmp_path / "sweep")
-    return tmp_path / "sweep"
+    records, trace = study(images=60)
+    return write(records, trace, tmp_path / "sweep")
 
 
 def test_a_page_is_written_beside_the_records(sweep: Path) -> None:
@@ -29,6 +29,7 @@ def test_a_page_is_written_beside_the_records(sweep: Path) -> None:
 
 
 def test_figures_if_wanted(sweep: Path) -> None:
+    shutil.rmtree(sweep / "traces")  # all figures but one
     invoke("report", str(sweep), "--figures")
     suffixes = {path.suffix for path in (sweep / "figures").iterdir()}
     assert suffixes == {".png", ".svg", ".pdf"}
@@ -36,7 +37,7 @@ def test_figures_if_wanted(sweep: Path) -> None:
 
 def test_the_page_can_go_elsewhere_and_compare(sweep: Path, tmp_path: Path) -> None:
     other = tmp_path / "before" / "sweep"
-    records, trace = study()
+    records, trace = study(images=60)
     for record in records:
         record["results"]["accuracy"] -= 0.125
     write(records, trace, other)
@@ -52,11 +53,12 @@ def test_tables_alone_write_no_page(sweep: Path) -> None:
     assert not (sweep / "report.html").exists()
 
 
-def test_where_nothing_came_to_its_end_the_page_says_why(tmp_path: Path) -> None:
+def test_where_nothing_came_to_its_end_the_page_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"dataset": "digits", "target": "type", "method": "tsd", "hyper": {}, "seed": 0, "network": "digits-net"}
     line = json.dumps({"id": "a", "settings": run, "error": "ValueError: the disk is full", "at": []})
     (tmp_path / "records.jsonl").write_text(line + "\n")
-    assert "none of 1 runs has finished" in trueup("report", ".", cwd=tmp_path).stdout
+    monkeypatch.chdir(tmp_path)
+    assert "none of 1 runs has finished" in invoke("report", ".")
     assert "the disk is full" in (tmp_path / "report.html").read_text()
 
 

@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from trueup.cli import main
 from trueup.cli.app import app
 from trueup.cli.segment import open_segmenter, parse_method
 from trueup.source.checkpoints import Store
@@ -43,13 +42,6 @@ def invoke(*words: str, status: int = 0) -> str:
     result = CliRunner().invoke(app, ["segment", *words], catch_exceptions=False, env={"COLUMNS": "120"})
     assert result.exit_code == status, result.output
     return result.output
-
-
-def trueup(*words: str, cwd: Path, status: int = 0) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-W", "error::UserWarning", "-c", "from trueup.cli import main; main()", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
 
 
 @pytest.fixture
@@ -193,21 +185,25 @@ def test_a_network_of_ones_own_runs_if_it_is_named(tmp_path: Path, monkeypatch: 
     assert settings["size"] == 32
 
 
-@pytest.mark.slow
-def test_broken_images_are_named_and_make_the_exit_status(scans: Path, tmp_path: Path) -> None:
+def test_broken_images_are_named_and_make_the_exit_status(
+    scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     model = checkpoint(tmp_path)
     (scans / "eyes" / "0.png").write_bytes(b"[red]broken")
     (scans / "notes.txt").write_text("no image")
-    words = ["segment", "--model", model, "--images", "scans", "--out", "masks", "--method", "bn"]
-    done = trueup(*words, cwd=tmp_path, status=1)
-    assert "left out, cannot be read: eyes/0.png (0.png: cannot identify image file" in done.stdout
-    assert "not images: notes.txt" in done.stdout
-    assert "2 masks in masks; bn, 0 updates so far" in done.stdout
+    words = ["--model", model, "--images", "scans", "--out", "masks", "--method", "bn"]
+    text = invoke(*words, status=1)
+    assert "left out, cannot be read: eyes/0.png (0.png: cannot identify image file" in text
+    assert "not images: notes.txt" in text
+    assert "2 masks in masks; bn, 0 updates so far" in text
     assert masks(tmp_path / "masks") == ["eyes/1.png", "heart.nii.gz"]
-    wrong = trueup(*words, "--batch", "3", cwd=tmp_path, status=2)
-    assert "batch was 8 and is 3" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
-    assert len(wrong.stderr.strip().splitlines()) == 1
+    monkeypatch.setattr(sys, "argv", ["trueup", "segment", *words, "--batch", "3"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "batch was 8 and is 3" in line
 
 
 NET_3D = """

@@ -16,7 +16,7 @@ from trueup.core import files
 from trueup.deploy import folder_images, run_log, segment_folder
 
 
-@pytest.mark.parametrize(("method", "keep"), [("tsd", 0.0), ("tsd", 1e9), ("bn", 0.0), ("source", 0.0)])
+@pytest.mark.parametrize(("method", "keep"), [("tsd", 0.0), ("tsd", 1e9), ("bn", 0.0)])
 def test_stops_leave_no_trace(method: str, keep: float, whole: Any, tmp_path: Path) -> None:
     folder, expected = whole(method)
     setup = learner(method=method, hyper=TSD if method == "tsd" else {})

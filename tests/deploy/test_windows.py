@@ -153,7 +153,7 @@ def test_formats_agree(tmp_path: Path) -> None:
     assert len(np.unique(sitk.GetArrayFromImage(second))) > 1
 
 
-@pytest.mark.parametrize("stop", [1, 8, 30, 47])
+@pytest.mark.parametrize("stop", [1, 30])
 def test_work_that_was_stopped_goes_on_to_the_same_masks(scans: Path, tmp_path: Path, stop: int) -> None:
     segment_folder(setup(method="tent", hyper=TENT), scans, tmp_path / "whole")
     out = tmp_path / "out"

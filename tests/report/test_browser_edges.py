@@ -107,11 +107,11 @@ def test_much_of_a_run_is_folded(browser: Any, tmp_path: Path) -> None:
     run["results"]["per_case"] = {f"c{i}": {"dice": 0.5} for i in range(160)}
     with Visit(browser, tmp_path, render_page([run], [], title="x")) as view:
         view.locator(".runs tbody button").click()
-        knobs = view.locator(".knobs")
+        knobs = view.locator(".fields")
         assert not knobs.get_by_text("knob20").is_visible()
         assert not knobs.get_by_text("w" * 500).is_visible()
         assert knobs.get_by_text("160 numbers: see records.jsonl").is_visible()
-        assert view.evaluate("document.querySelector('.knobs').offsetHeight") < 1000
+        assert view.evaluate("document.querySelector('.fields').offsetHeight") < 1000
         knobs.get_by_text("settings: hyper").click()
         assert knobs.get_by_text("knob20").is_visible()
 

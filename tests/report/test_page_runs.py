@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import pytest
 from pages import NASTY, Node, cells, data, every, figures, hostile, read, thousand
 from studies import record, study
 
@@ -55,13 +54,12 @@ def test_long_lists_and_digits_that_nobody_reads_are_left_out() -> None:
     assert said["results", "per_case"] == "51 numbers: see records.jsonl"
 
 
-@pytest.mark.parametrize(("classes", "cases"), [(10, 0), (345, 0), (10, 160)])
-def test_a_thousand_runs_are_small(classes: int, cases: int) -> None:
-    document = render_page(thousand(classes, cases), [], title="x")
+def test_a_thousand_runs_are_small() -> None:
+    document = render_page(thousand(classes=345, cases=20), [], title="x")
     assert len(document.encode()) < 1.5e6
 
 
-def test_text_of_records_and_plates_is_never_markup() -> None:
+def test_text_of_records_and_figures_is_never_markup() -> None:
     def shape(root: Node) -> list[tuple[str, tuple[str, ...]]]:
         return [(node.name, tuple(node.attributes)) for node in every(root)]
 

@@ -1,4 +1,4 @@
-"""Plates as pure functions of records and traces, against numbers worked out by hand."""
+"""Figures as pure functions of records and traces, against numbers worked out by hand."""
 
 import math
 from typing import Any
@@ -47,12 +47,12 @@ def lookup(runs: Runs) -> tuple[list[Record], Lookup]:
 
 
 def only(found: list[FigureSpec]) -> FigureSpec:
-    (plate,) = found
-    return plate
+    (figure,) = found
+    return figure
 
 
-def curves(plate: FigureSpec, panel: int = 0) -> dict[str, Curve]:
-    shown = plate.panels[panel]
+def curves(figure: FigureSpec, panel: int = 0) -> dict[str, Curve]:
+    shown = figure.panels[panel]
     assert isinstance(shown, LinePanel | BarPanel)
     return {curve.label: curve for curve in shown.curves}
 
@@ -128,9 +128,9 @@ def test_each_target_has_a_panel_and_many_have_their_mean() -> None:
     assert [panel.title for panel in only(along_stream(*lookup(few), ACCURACY)).panels] == ["a", "b"]
     many = [run("source", name, s, [0] * 10, share(i + 3 * s)) for i, name in enumerate("abcdefg") for s in (0, 1)]
     many += [run("tent", "a", 0, [0] * 10, share(10))]  # has not all targets: no mean
-    plate = only(along_stream(*lookup(many), ACCURACY))
-    found = curves(plate)
-    assert (len(plate.panels), list(found)) == (1, ["source"])
+    figure = only(along_stream(*lookup(many), ACCURACY))
+    found = curves(figure)
+    assert (len(figure.panels), list(found)) == (1, ["source"])
     # Of seven targets, 0 to 6 images are right first; so the second image is right in five of them, with seed 1 in all.
     assert found["source"].x[1] == 20
     assert found["source"].y[1] == pytest.approx((500 / 7 + 100) / 2)
@@ -160,13 +160,13 @@ def test_streams_over_domains_say_where_they_turn() -> None:
 def test_nothing_is_averaged_across_settings(change: dict[str, Any]) -> None:
     runs = [run("source", "a", 0, [0] * 10, [0] * 10), run("source", "a", 1, [0] * 10, [1] * 10, **change)]
     for found in (along_stream(*lookup(runs), ACCURACY), target_bars(lookup(runs)[0])):
-        assert [curves(plate)["source"].y[0] for plate in found] == [100, 0]
-        assert len({plate.name for plate in found}) == len({plate.title for plate in found}) == 2
+        assert [curves(figure)["source"].y[0] for figure in found] == [100, 0]
+        assert len({figure.name for figure in found}) == len({figure.title for figure in found}) == 2
 
 
 def test_other_batch_sizes_do_not_mix_in() -> None:
     runs = [run("source", "a", s, [0] * 10, [s] * 10, batch=size) for s, size in ((0, 8), (1, 64))]
-    assert [curves(plate)["source"].y for plate in target_bars(lookup(runs)[0])] == [(100,), (0,)]
+    assert [curves(figure)["source"].y for figure in target_bars(lookup(runs)[0])] == [(100,), (0,)]
     (group,) = detail_groups(lookup(runs)[0])
     assert group.title == "digits, batch 64"
     assert curves(only(along_stream(*lookup(runs), ACCURACY)))["source"].y == (0,) * 10
@@ -199,8 +199,8 @@ def test_adapted_is_tsd_or_else_the_best() -> None:
 
 def test_bars_by_target_and_on_average() -> None:
     values = {("a", 0): 0.5, ("a", 1): 0.7, ("b", 0): 0.1, ("b", 1): 0.3}
-    plate = only(target_bars([record("tent", t, s, v) for (t, s), v in values.items()]))
-    panel = plate.panels[0]
+    figure = only(target_bars([record("tent", t, s, v) for (t, s), v in values.items()]))
+    panel = figure.panels[0]
     assert isinstance(panel, BarPanel)
     assert panel.x.ticks == ("a", "b", "average")
     assert panel.curves[0].y == pytest.approx((60, 20, 40))
@@ -210,8 +210,8 @@ def test_bars_by_target_and_on_average() -> None:
 def test_joined_targets_are_shown_by_domain() -> None:
     parts = [{"a": 0.2, "b": 0.6}, {"a": 0.4, "b": 0.8}]
     runs = [record("tent", "a+b", s, 0, results={"accuracy": 0.5, "per_domain": p}) for s, p in enumerate(parts)]
-    plate = only(target_bars(runs))
-    assert curves(plate, 1)["tent"].y == pytest.approx((30, 70))
+    figure = only(target_bars(runs))
+    assert curves(figure, 1)["tent"].y == pytest.approx((30, 70))
 
 
 # Before and after
@@ -228,11 +228,11 @@ def test_confusion_is_of_the_target_that_changed_most() -> None:
     labels = [0, 0, 1, 1]
     runs = [run("source", "a", 0, labels, [0, 0, 1, 0]), run("tsd", "a", 0, labels, labels)]
     runs += [run("source", "b", 0, labels, [1, 1, 1, 0]), run("tsd", "b", 0, labels, [0, 1, 1, 1])]
-    plate = only(confusion(*lookup(runs)))
-    before, after = plate.panels
+    figure = only(confusion(*lookup(runs)))
+    before, after = figure.panels
     assert isinstance(before, MatrixPanel)
     assert isinstance(after, MatrixPanel)
-    assert "Target b" in plate.caption
+    assert "Target b" in figure.caption
     assert before.values == ((0, 100), (50, 50))
     assert after.values == ((50, 50), (0, 100))
     assert (before.title, after.title) == ("before: source, 25.0 % right", "after: tsd, 75.0 % right")
@@ -241,11 +241,11 @@ def test_confusion_is_of_the_target_that_changed_most() -> None:
 def test_a_large_confusion_shows_what_changed_most() -> None:
     labels = list(range(30))
     after = [0] * 10 + labels[10:]
-    plate = only(confusion(*lookup([run("source", "a", 0, labels, [0] * 30), run("tsd", "a", 0, labels, after)])))
-    panel = plate.panels[0]
+    figure = only(confusion(*lookup([run("source", "a", 0, labels, [0] * 30), run("tsd", "a", 0, labels, after)])))
+    panel = figure.panels[0]
     assert isinstance(panel, MatrixPanel)
     assert panel.y.ticks == tuple(str(k) for k in range(10, 30))
-    assert "20 classes of 30" in plate.caption
+    assert "20 classes of 30" in figure.caption
 
 
 def test_features_are_of_the_same_images_and_keep_groups_apart() -> None:
@@ -279,8 +279,8 @@ def shaped(method: str, seed: int, alignment: float, uniformity: float, per_clas
 def test_alignment_and_uniformity() -> None:
     runs = [shaped("source", 0, 1.0, -1.0, [1.0, None]), shaped("source", 1, 0.6, -2.0, [0.6, 0.2])]
     runs += [shaped("tsd", 0, 0.5, -1.0, [0.5, 0.4]), shaped("tsd", 1, 0.3, -1.4, [0.3, 0.3])]
-    plate = only(geometry(runs))
-    bars, first, second, plane = (curves(plate, i) for i in range(4))
+    figure = only(geometry(runs))
+    bars, first, second, plane = (curves(figure, i) for i in range(4))
     assert bars["source"].y == pytest.approx((0.8, 0.2))
     assert bars["tsd"].y == pytest.approx((0.4, 0.3))  # class 1 of seed 0 has no counterpart
     assert first["tsd"].x == (50, 100)
@@ -288,7 +288,7 @@ def test_alignment_and_uniformity() -> None:
     assert second["tsd"].y == pytest.approx((-1.2, -2.2))
     assert (plane["source"].x, plane["source"].y) == (pytest.approx((-1.5,)), pytest.approx((0.8,)))
     said = "Here tsd lowered alignment from 0.800 to 0.400 and raised uniformity from −1.500 to −1.200 (mean of 2 runs"
-    assert said in plate.caption
+    assert said in figure.caption
 
 
 # Against settings
@@ -300,12 +300,12 @@ def test_batch_sizes() -> None:
         cost = {"images_per_second": speed, "peak_memory_mb": 50.0 * size}
         runs += [record("tent", t, s, value + s / 10, batch=size, cost=cost) for t in "ab" for s in (0, 1)]
         runs += [record("tent", "only here", 0, 0.9, batch=1, cost=cost)]
-    plate = only(batch_sizes(runs))
-    accuracy, time, memory = (curves(plate, i)["tent"] for i in range(3))
+    figure = only(batch_sizes(runs))
+    accuracy, time, memory = (curves(figure, i)["tent"] for i in range(3))
     assert (accuracy.x, accuracy.y) == ((1, 8), pytest.approx((25, 55)))
     assert accuracy.spread == pytest.approx((math.sqrt(50), math.sqrt(50)))
     assert (time.y, memory.y) == ((100, 10), (50, 400))
-    assert "batches of" not in plate.caption
+    assert "batches of" not in figure.caption
     assert batch_sizes(runs[:4]) == []
 
 
@@ -313,11 +313,11 @@ def test_sensitivity_varies_one_value_and_knows_the_paper() -> None:
     values = {None: 0.5, 3: 0.6, 1: 0.3}
     runs = [record("tsd", "a", 0, v, hyper={"per_class": m, "lr": 0.1}) for m, v in values.items()]
     runs += [record("tsd", "a", 0, 0.9, hyper={"per_class": 1, "lr": 0.2}), record("source", "a", 0, 0.4)]
-    plate = only(sensitivity(runs))
-    (panel,) = plate.panels
+    figure = only(sensitivity(runs))
+    (panel,) = figure.panels
     assert isinstance(panel, LinePanel)
     assert (panel.title, panel.x.ticks) == ("M, entries kept per class", ("1", "3", "all"))
-    found = curves(plate)
+    found = curves(figure)
     assert found["tsd"].y == pytest.approx((30, 60, 50))
     assert found["source"].y == pytest.approx((40, 40, 40))
     assert sensitivity(runs[1:]) == []
@@ -342,7 +342,7 @@ def test_dice_by_hand() -> None:
 def test_masks_side_by_side() -> None:
     records, trace = study(masks=True)
     found = mask_examples(records, trace)
-    assert [plate.title.rpartition(" ")[2] for plate in found] == ["paint", "photo"]
+    assert [figure.title.rpartition(" ")[2] for figure in found] == ["paint", "photo"]
     image, truth, before, after = found[0].panels[:4]
     for panel in (image, truth, before, after):
         assert isinstance(panel, ImagePanel)
@@ -357,30 +357,25 @@ def test_masks_side_by_side() -> None:
 # All
 
 
-def test_plates_in_their_order() -> None:
+def test_figures_in_their_order_with_traces_read_once() -> None:
     records, trace = study(batches=(10, 20), values={"neighbors": (1, 5)}, images=60)
-    names = [plate.name.partition("-digits")[0] for plate in make_figures(records, trace)]
-    along = ["accuracy-along", "by-target", "by-target", "entropy-along", "agreement-along", "confusion", "features"]
-    assert names == [*along, "alignment-uniformity", "batch-size", "sensitivity-tsd", "sensitivity-tsd"]
-    records, trace = study(masks=True)
-    names = [plate.name.partition("-digits")[0] for plate in make_figures(records, trace)]
-    assert names == ["by-target", "masks", "masks", "dice-along"]
-
-
-def test_old_records_have_fewer_plates() -> None:
-    records, _ = study()
-    old = [{k: v for k, v in r.items() if k != "trace"} | {"results": {"accuracy": 0.5}} for r in records]
-    assert [plate.name for plate in make_figures(old, lambda _: None)] == ["by-target-digits"]
-    assert make_figures([], lambda _: None) == []
-
-
-def test_traces_are_read_once() -> None:
-    records, trace = study()
     asked: list[Any] = []
 
     def look(made: Record) -> Any:
         asked.append(made["id"])
         return trace(made)
 
-    make_figures(records, look)
-    assert sorted(asked) == sorted(made["id"] for made in records)
+    names = [figure.name.partition("-digits")[0] for figure in make_figures(records, look)]
+    along = ["accuracy-along", "by-target", "by-target", "entropy-along", "agreement-along", "confusion", "features"]
+    assert names == [*along, "alignment-uniformity", "batch-size", "sensitivity-tsd", "sensitivity-tsd"]
+    shown = [r for r in records if r["settings"]["batch"] == 20 and r["settings"]["hyper"].get("neighbors", 3) == 3]
+    assert sorted(asked) == sorted(r["id"] for r in shown)
+    names = [figure.name.partition("-digits")[0] for figure in make_figures(*study(masks=True))]
+    assert names == ["by-target", "masks", "masks", "dice-along"]
+
+
+def test_old_records_have_fewer_figures() -> None:
+    records, _ = study(images=20)
+    old = [{k: v for k, v in r.items() if k != "trace"} | {"results": {"accuracy": 0.5}} for r in records]
+    assert [figure.name for figure in make_figures(old, lambda _: None)] == ["by-target-digits"]
+    assert make_figures([], lambda _: None) == []

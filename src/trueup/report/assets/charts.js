@@ -1,4 +1,4 @@
-// Figures: values at the pointer, at a finger, or at the arrow keys; curves on and off
+// Figures: values at the pointer, touch or arrow keys; legend buttons
 
 const tip = one("#tip");
 let current = null; // the chart whose values are shown
@@ -27,7 +27,7 @@ const mark = (svg, values, stop, rows_) => {
   }
   svg.append(cursor);
 };
-const tell = (chart, at, speak) => {
+const showValues = (chart, at, speak) => {
   hide();
   const { values, labels, off, samples } = chart.state;
   const stop = values.stops[at];
@@ -83,7 +83,7 @@ const wire = (chart) => {
     if (at < 0) hide();
     else if (at !== chart.state.at || tip.hidden) {
       chart.state.at = at;
-      tell(chart, at, false);
+      showValues(chart, at, false);
     }
   };
   chart.addEventListener("pointermove", point);
@@ -92,14 +92,14 @@ const wire = (chart) => {
   chart.addEventListener("focus", () => {
     const { at } = chart.state;
     if (!chart.matches(":focus-visible")) return;
-    tell(chart, chart.state.at = at < 0 || gone(chart.state, at) ? step(chart, "Home") : at, true);
+    showValues(chart, chart.state.at = at < 0 || gone(chart.state, at) ? step(chart, "Home") : at, true);
   });
   chart.addEventListener("blur", () => { if (current === chart) hide(); });
   chart.addEventListener("keydown", (event) => {
     const at = step(chart, event.key);
     if (at === null) return;
     event.preventDefault();
-    tell(chart, chart.state.at = at, true);
+    showValues(chart, chart.state.at = at, true);
   });
 };
 for (const figure of all(".figure")) {
@@ -122,11 +122,11 @@ for (const figure of all(".figure")) {
   }
 }
 
-// Leaving
+// Hiding the values
 
 document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".chart")) hide(); });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-// Focus may scroll a chart into view after its values are shown; they move along.
+// Focus may scroll a chart into view, so the values follow.
 addEventListener("scroll", () => {
   if (!current) return;
   const { top, bottom, left, right } = current.getBoundingClientRect();
@@ -134,6 +134,6 @@ addEventListener("scroll", () => {
   const cursor = one(".cursor", current).getBoundingClientRect();
   const x = cursor.left + cursor.width / 2; // a chart may scroll inside its box
   if ((away && current !== document.activeElement) || x < left || x > right) hide();
-  else tell(current, current.state.at, false);
+  else showValues(current, current.state.at, false);
 }, { passive: true, capture: true });
 addEventListener("beforeprint", hide);
