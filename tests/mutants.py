@@ -805,10 +805,15 @@ MUTANTS = [
         "            self._random.restart()\n            self.batches = -1\n        return answer if",
     ),
     ("saving: images are written without a word", "core/state.py", "if info.images:", "if False:"),
-    ("compare: a collapsed model looks sure", "deploy/compare.py", "diversity.clamp(min=1e-6) ** POWER", "1.0"),
+    ("compare: a collapsed model looks sure", "deploy/compare_methods.py", "diversity.clamp(min=1e-6) ** POWER", "1.0"),
     ("compare: a source at sea is believed", "deploy/estimates.py", "peer.value < LOST", "False"),
     ("compare: too few images decide", "deploy/estimates.py", "if ahead.value <= ahead.doubt:", "if False:"),
-    ("compare: presets have no guard", "deploy/compare.py", "guard=Guard() if self.guard else None", "guard=None"),
+    (
+        "compare: presets have no guard",
+        "deploy/compare_methods.py",
+        "guard=Guard() if self.guard else None",
+        "guard=None",
+    ),
     ("tast: centroids of classes without supports", "methods/tast.py", " * (bank.counts > 0).unsqueeze(1)", ""),
     ("tast: answers from after the step", "methods/tast.py", "old.copy_(value)", "pass"),
     (

@@ -143,7 +143,7 @@ def test_where_nothing_can_be_told_there_is_no_advice(capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert "no advice: keep your model (source)" in printed
     assert "take" not in printed
-    compare.print_json(found, {}, broken=0, said="")
+    compare.print_reports_as_json(found, {}, broken=0, said="")
     told = json.loads(capsys.readouterr().out)
     assert (told["take"], told["certain"]) == (["source"], False)
 

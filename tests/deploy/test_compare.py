@@ -13,7 +13,7 @@ from torch import Tensor
 from trueup.core.adapter import Adapter
 from trueup.core.method import Info, Method
 from trueup.core.registry import make_method
-from trueup.deploy.compare import Aetta, Trial, _with_dropout, aetta_error, compare_methods
+from trueup.deploy.compare_methods import Aetta, Trial, _with_dropout, aetta_error, compare_methods
 from trueup.deploy.estimates import Score, advise
 from trueup.guard.config import Guard
 from trueup.model.split_model import Output, SplitModel

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trueup.core.registry import make_method
 from trueup.deploy import estimates
-from trueup.deploy.compare import Trial, compare_methods
+from trueup.deploy.compare_methods import Trial, compare_methods
 from trueup.deploy.estimates import MethodReport, Score, advise, calibrate, estimate, lead, standard_error
 from trueup.testing import convnet, images
 

@@ -11,7 +11,7 @@ from traced import Lookup, study
 from trueup.report.feature_space import confusion, confusion_matrix, embedding, geometry, lay_out
 from trueup.report.figure_spec import BarPanel, Curve, FigureSpec, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
 from trueup.report.groups import detail_groups, group_runs
-from trueup.report.mask_examples import mask_examples, mean_dice
+from trueup.report.mask_examples import example_dice, mask_examples
 from trueup.report.record_figures import batch_sizes, make_figures, sensitivity, target_bars
 from trueup.report.stream_figures import (
     ACCURACY,
@@ -335,8 +335,8 @@ def test_rows_that_only_try_values_have_no_bars() -> None:
 def test_dice_by_hand() -> None:
     truth, answer = np.zeros((3, 2, 2)), np.zeros((3, 2, 2))
     truth[0, 0], answer[0, 0, 0], answer[1, 0, 0] = 1, 1, 1
-    assert mean_dice(truth, answer) == pytest.approx((2 / 3 + 0) / 2)  # the third is in neither
-    assert math.isnan(mean_dice(truth[2:], answer[2:]))
+    assert example_dice(truth, answer) == pytest.approx((2 / 3 + 0) / 2)  # the third is in neither
+    assert math.isnan(example_dice(truth[2:], answer[2:]))
 
 
 def test_masks_side_by_side() -> None:
@@ -351,7 +351,7 @@ def test_masks_side_by_side() -> None:
     assert arrays is not None
     assert isinstance(after, ImagePanel)
     assert np.array_equal(after.outlines["cup"], arrays["answer"][0, 1])
-    assert after.note == f"Dice {100 * mean_dice(arrays['truth'][0], arrays['answer'][0]):.1f} %"
+    assert after.note == f"Dice {100 * example_dice(arrays['truth'][0], arrays['answer'][0]):.1f} %"
 
 
 # All

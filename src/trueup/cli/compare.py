@@ -31,7 +31,7 @@ from trueup.data.pictures import AS_STORED, Reading
 from trueup.data.scanning import Scan, log_skipped
 from trueup.data.streams import batches
 from trueup.data.survey import survey_domains
-from trueup.deploy.compare import Trial, compare_methods
+from trueup.deploy.compare_methods import Trial, compare_methods
 from trueup.deploy.estimates import Estimate, MethodReport, Score, advise, estimate
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
 from trueup.views import make_normalization
@@ -115,7 +115,7 @@ def compare(
     reports, broken = comparison.run(images.domain, order, labelled=images.labelled)
     scenes = {} if labelled is None else comparison.calibrate(labelled.domain, len(order))
     said = f"{_order_text(len(order) - broken, mixed)}; {images.said}"
-    (print_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
+    (print_reports_as_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
 
 
 def _order_text(images: int, mixed: bool) -> str:
@@ -256,7 +256,9 @@ def trials_of(texts: list[str]) -> dict[str, Trial]:
     return made
 
 
-def print_json(reports: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:
+def print_reports_as_json(
+    reports: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str
+) -> None:
     """Print the result as JSON, with shares of 1 and null for unknown values."""
     streams = list(scenes.values())
     found, advice = estimate(reports, streams), advise(reports, streams)

@@ -182,12 +182,12 @@ UNCALIBRATED = Ratio(0.0, 1.0, 1.0, 1.0)
 
 
 def _ratio(scene: Reports, k: int, kind: str) -> Ratio | None:
-    truth, said, one = scene[k].accuracy, _estimates(scene, k).get(kind), 1 / len(scene[k].answers)
-    if truth is None or said is None:
+    truth, score, one = scene[k].accuracy, _estimates(scene, k).get(kind), 1 / len(scene[k].answers)
+    if truth is None or score is None:
         return None
     doubt = Z * standard_error(truth)
     wrong = [max(0.0, 1 - truth.value + sign * doubt) + one for sign in (-1, 0, 1)]
-    return Ratio(said.value, *(error / (1 - said.value + one) for error in wrong))
+    return Ratio(score.value, *(error / (1 - score.value + one) for error in wrong))
 
 
 def _ratios(scenes: Sequence[Reports], k: int, kind: str) -> list[Ratio]:

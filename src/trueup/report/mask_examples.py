@@ -20,7 +20,7 @@ def mask_examples(records: Sequence[Record], trace: TraceLookup) -> list[FigureS
     return [figure for group in found for target in group.targets for figure in _examples(group, target, trace)]
 
 
-def mean_dice(truth: NDArray[Any], answer: NDArray[Any]) -> float:
+def example_dice(truth: NDArray[Any], answer: NDArray[Any]) -> float:
     """Return the mean over structures (S, H, W) in the truth or in the answer; NaN if there are none."""
     a, b = truth.astype(bool), answer.astype(bool)
     both, total = (a & b).sum(axis=(1, 2)), a.sum(axis=(1, 2)) + b.sum(axis=(1, 2))
@@ -51,7 +51,7 @@ def _row(trace: Trace, answers: Mapping[str, NDArray[Any]], i: int) -> list[Imag
     row = [ImagePanel("image", image, {}, str(trace["example_names"][i]))]
     row.append(ImagePanel("truth", image, dict(zip(names, truth, strict=True))))
     for label, masks in answers.items():
-        value = mean_dice(truth, masks[i])
+        value = example_dice(truth, masks[i])
         note = "Dice undefined" if np.isnan(value) else f"Dice {100 * value:.1f} %"
         row.append(ImagePanel(label, image, dict(zip(names, masks[i], strict=True)), note))
     return row

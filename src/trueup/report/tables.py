@@ -193,7 +193,7 @@ def _caption(group: Sequence[Record], rows: Sequence[Row], columns: Sequence[Col
         words.append("seconds: mean over runs, each of one target and one seed")
     sentences = [
         _in_words({**alike, f"seed{'s' * (len(seeds) > 1)}": ", ".join(seeds)}),
-        f"source training: {said}" if (said := _in_words(source)) else "",
+        f"source training: {training}" if (training := _in_words(source)) else "",
         *([spread, "; ".join(words)] if rows else []),
     ]
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences if text)
@@ -218,18 +218,18 @@ def _remarks(variants: Sequence[Variant], base: Variant | None) -> list[str]:
     oracle = "oracle: hyper-parameters chosen with the target's labels; not comparable, so never marked"
     searched = "searched: hyper-parameters chosen on held-out source data"
     alone = "no gain: there is no run of source with these settings"
-    said = {oracle: "oracle" in selects, searched: "source" in selects, alone: bool(variants) and base is None}
-    return [note for note, holds in said.items() if holds]
+    remarks = {oracle: "oracle" in selects, searched: "source" in selects, alone: bool(variants) and base is None}
+    return [note for note, holds in remarks.items() if holds]
 
 
 def _undefined(variants: Sequence[Variant], metric: Metric) -> str:
     """Say how many structures have no value of the metric."""
-    said = []
+    counts = []
     for variant in variants if metric.undefined else ():
         parts = [part for r in variant.records for part in r["results"].get("per_structure", {}).values()]
         if count := sum(part[metric.undefined] for part in parts):
-            said.append(f"{variant.label} {count} of {sum(part['cases'] for part in parts)}")
-    return f"structures without a number, left out: {', '.join(said)}" if said else ""
+            counts.append(f"{variant.label} {count} of {sum(part['cases'] for part in parts)}")
+    return f"structures without a number, left out: {', '.join(counts)}" if counts else ""
 
 
 def failures_note(group: Sequence[Record]) -> str:
@@ -284,7 +284,7 @@ def _in_words(knobs: Mapping[str, Any]) -> str:
     """Return settings as text, without those that are off."""
     words = []
     for name, value in knobs.items():
-        said = f"({_in_words(value)})" if isinstance(value, Mapping) else "" if value is True else str(value)
-        off = value is None or value is False or said in ("()", "[]") or value == ""
-        words += [] if off else [f"{name} {said}".rstrip()]
+        text = f"({_in_words(value)})" if isinstance(value, Mapping) else "" if value is True else str(value)
+        off = value is None or value is False or text in ("()", "[]") or value == ""
+        words += [] if off else [f"{name} {text}".rstrip()]
     return ", ".join(words)
