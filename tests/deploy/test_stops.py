@@ -95,7 +95,7 @@ import torch
 torch.set_num_threads(1)
 import clinic
 from trueup.deploy import segment_folder
-segment(clinic.learner(), sys.argv[1], sys.argv[2], keep_every=0.1, progress=lambda done, of: time.sleep(0.05))
+segment_folder(clinic.learner(), sys.argv[1], sys.argv[2], keep_every=0.1, progress=lambda done, of: time.sleep(0.05))
 """
 
 

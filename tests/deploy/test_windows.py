@@ -179,7 +179,7 @@ def test_what_is_no_volume_is_left_out(scans: Path, tmp_path: Path) -> None:
     [
         ({"window": (8, 8)}, "window=(8, 8) must be three"),
         ({"window": (8, 8, 0)}, "window=0"),
-        ({"overlap": 1.0}, "overlap=1.0 must be a part of a window"),
+        ({"overlap": 1.0}, "overlap=1.0 must be from 0 to less than 1"),
         ({"field": 100.0}, "field=100.0 is for slices"),
         ({"resize": "crop"}, "resize='crop' is for slices"),
         ({"normalize": ((0.1, 0.2, 0.3), (1.0,))}, "are of 3 channels, and a grey network has one"),
