@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.memory.pixel_bank import PixelBank
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 
 CASES = [
     ("smp:deeplabv3plus/mobilenet_v2", False),
@@ -28,7 +28,7 @@ CASES = [
 
 def measure(name: str, multilabel: bool, batch: int, size: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = build(name, 2 if multilabel else 3)
+    model = build_network(name, 2 if multilabel else 3)
     adapter = trueup.adapt(model, "tsd", multilabel=multilabel)
     adapter(torch.randn(2, 3, size, size))
     fill(adapter)
@@ -65,7 +65,7 @@ def held(state: nn.Module) -> int:
 
 def stream(batches: int) -> dict[str, Any]:
     """The bank's memory after the first batch and after a long stream of small images."""
-    adapter = trueup.adapt(build("small-unet", 3), "tsd")
+    adapter = trueup.adapt(build_network("small-unet", 3), "tsd")
     sizes = []
     for _ in range(batches):
         adapter(torch.randn(2, 3, 32, 32))

@@ -14,10 +14,10 @@ from test_stream_runner import domain, run_of, stored, toy
 from torch import Tensor
 
 import trueup
-from trueup.bench import scorers as judges
-from trueup.bench.intruders import Intruders, parse
-from trueup.bench.jobs import Paths, evaluate, held_out, make_stage
-from trueup.bench.settings import PAPER, make_sweep
+from trueup.bench import scorers
+from trueup.bench.intruders import Intruders, parse_disturbance
+from trueup.bench.jobs import Paths, evaluate, holdout_runners, make_runner
+from trueup.bench.settings import PAPER_METHODS, make_sweep
 from trueup.bench.stream_runner import Refusals, StreamRunner, make_stream
 from trueup.bench.sweep import plan
 from trueup.core.method import Info, Method
@@ -32,7 +32,7 @@ Seen = list[tuple[Any, Any]]
 
 
 def stage(text: str, n: int = 50, batch: int = 16) -> StreamRunner:
-    what, images, model = parse(text), loader(n, shift=1.0), net()
+    what, images, model = parse_disturbance(text), loader(n, shift=1.0), net()
     stream = make_stream(images.place, "iid", {}, seed=0, batch=what.genuine(batch), limit=None, reset=False)
     return StreamRunner(model, images, stream, intruders=Intruders(what, model, images, stream, batch))
 
@@ -41,13 +41,13 @@ def stage(text: str, n: int = 50, batch: int = 16) -> StreamRunner:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """The probabilities and labels that were measured, run by run."""
     calls: Seen = []
-    measure = judges.measure
+    measure = scorers.measure_classes
 
     def note(probs: Any, labels: Any) -> dict[str, Any]:
         calls.append((probs, labels))
         return measure(probs, labels)
 
-    monkeypatch.setattr(judges, "measure", note)
+    monkeypatch.setattr(scorers, "measure_classes", note)
     return calls
 
 
@@ -55,7 +55,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
 
 @pytest.mark.parametrize("text", SHARES)
-@pytest.mark.parametrize("name", [*PAPER, "eata"])
+@pytest.mark.parametrize("name", [*PAPER_METHODS, "eata"])
 def test_adapter_sees_all_rows_and_the_judge_the_genuine_ones(name: str, text: str, seen: Seen) -> None:
     ground = stage(text)
     outcome = ground.run(make_method(name, {}))
@@ -103,7 +103,7 @@ def test_domain_of_a_batch_is_that_of_its_genuine_images(seen: Seen) -> None:
     images.place, images.cache = place, {}
     stream = make_stream(place, "continual", {}, seed=0, batch=2, limit=None, reset=True)
     ground = StreamRunner(net(), images, stream, reset=True)
-    ground.intruders = Intruders(parse("ood:0.5"), net(), images, stream, 4)
+    ground.intruders = Intruders(parse_disturbance("ood:0.5"), net(), images, stream, 4)
     assert {at[0] < 0 for _, at in ground.batches()} == {at[-1] < 0 for _, at in ground.batches()} == {True, False}
     ground.run(make_method("tent", {"lr": 0.01}))
     adapters = [trueup.adapt(net(), "tent", lr=0.01) for _ in range(2)]
@@ -233,7 +233,7 @@ def test_guarded_adapter_answers_the_genuine_rows_of_a_bad_batch(name: str, text
 def test_guard_belongs_to_the_run_not_to_the_stage(tmp_path: Path) -> None:
     plain, dataset = run_of("t3a", disturb="nan"), toy()
     guarded = plain.model_copy(update={"guard": True})
-    ground = make_stage(plain, dataset, stored(tmp_path, plain, dataset), Paths(tmp_path))
+    ground = make_runner(plain, dataset, stored(tmp_path, plain, dataset), Paths(tmp_path))
     found = [evaluate(run, ground, dataset, lambda done, of: None, Paths(Path())) for run in (plain, guarded, plain)]
     assert [record["results"]["refused"] for record in found] == [1, 0, 1]
     assert ["guard" in record["results"] for record in found] == [False, True, False]
@@ -246,13 +246,13 @@ def test_guard_belongs_to_the_run_not_to_the_stage(tmp_path: Path) -> None:
 
 def test_stage_of_a_run_has_what_the_run_says(tmp_path: Path) -> None:
     run, dataset = run_of("bn", disturb="ood:0.25", repeat=2, limit=30), toy()
-    ground = make_stage(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
+    ground = make_runner(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
     assert [len(b) for b in ground.stream] == [12, 12, 6, 12, 12, 6]
     assert [len(x) for x, _ in ground.batches()] == [16, 16, 8, 16, 16, 8]
     record = evaluate(run, ground, dataset, lambda done, of: None, Paths(Path()))
     assert (record["results"]["images"], record["results"]["refused"]) == (60, 0)
     assert (record["settings"]["disturb"], record["settings"]["repeat"]) == ("ood:0.25", 2)
-    assert all(s.intruders is None for s in held_out(run, ground, dataset))
+    assert all(s.intruders is None for s in holdout_runners(run, ground, dataset))
 
 
 def test_runs_with_and_without_a_guard_share_a_stage(tmp_path: Path) -> None:

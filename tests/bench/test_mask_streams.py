@@ -13,29 +13,29 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.bench.jobs import Paths, evaluate, held_out, make_stage, source_images
-from trueup.bench.records import FILE, read_records, steady
-from trueup.bench.settings import PIXELS, Run, make_sweep, resolve
+from trueup.bench.jobs import Paths, evaluate, holdout_runners, make_runner, source_images
+from trueup.bench.records import FILE, read_records, reproducible_part
+from trueup.bench.settings import MASK_METHODS, Run, make_sweep, resolve_hyper
 from trueup.bench.stream_runner import StreamRunner, make_stream
 from trueup.bench.sweep import run_sweep
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.slices import SliceDomain
-from trueup.report.tables import tables
+from trueup.report.tables import make_tables
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Training
 
-METHODS = (*PIXELS, "eata")
+METHODS = (*MASK_METHODS, "eata")
 HYPER: dict[str, dict[str, Any]] = {"tent": {"lr": 0.05}, "tsd": {"lr": 0.01}, "pl": {"threshold": 0.3}}
 
 
 def net(channels: int = 3) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        return build("small-unet", channels).eval()
+        return build_network("small-unet", channels).eval()
 
 
 def images_of(place: ConcatDomains, at: Any) -> Tensor:
@@ -190,7 +190,7 @@ def test_other_streams_of_masks_mix_as_they_like() -> None:
 def run_of(method: str, select: str = "default", **more: Any) -> Run:
     values: dict[str, Any] = {
         "dataset": "scans", "target": "coral", "network": "small-unet", "weights": "none", "batch": 4,
-        "method": method, "select": select, "hyper": resolve(method, {}, select, "segmentation"),  # type: ignore[arg-type]
+        "method": method, "select": select, "hyper": resolve_hyper(method, {}, select, "segmentation"),  # type: ignore[arg-type]
         "source": Training(iterations=1, size=scans.SIDE, normalize="half", augment="none", holdout=0.4),
     }  # fmt: skip
     return Run(**values | more)
@@ -200,7 +200,7 @@ def record_of(run: Run, dataset: Dataset, path: Path) -> dict[str, Any]:
     store, recipe = Store(path), run.recipe(dataset)
     assert recipe is not None
     store.save(recipe, net(recipe.classes), {})
-    ground = make_stage(run, dataset, store, Paths(path))
+    ground = make_runner(run, dataset, store, Paths(path))
     return evaluate(run, ground, dataset, lambda done, of: None, Paths(Path()))
 
 
@@ -227,7 +227,7 @@ def test_search_on_held_out_patients_takes_the_best_dice(tmp_path: Path) -> None
         scores = []
         for name in ("amber", "blue"):
             domain = dataset.domain(name)
-            _, held = split(domain, 0.4, 0)
+            _, held = split_holdout(domain, 0.4, 0)
             assert len(held) == 4
             order = np.random.default_rng(0).permutation(held)
             ground = StreamRunner(
@@ -246,9 +246,9 @@ def test_stages_of_a_search_are_as_the_runs_own_but_for_their_images(tmp_path: P
     store, recipe = Store(tmp_path), run.recipe(dataset)
     assert recipe is not None
     store.save(recipe, net(), {})
-    ground = make_stage(run, dataset, store, Paths(tmp_path))
+    ground = make_runner(run, dataset, store, Paths(tmp_path))
     ground.warm.add("gradient")
-    stages = list(held_out(run, ground, dataset))
+    stages = list(holdout_runners(run, ground, dataset))
     assert [s.loader.place.domains[0].name for s in stages] == ["amber", "blue"]
     for each in stages:
         assert (each.structures, each.multilabel, each.seed, each.reset) == (scans.STRUCTURES, False, 3, False)
@@ -269,7 +269,7 @@ def test_source_images_are_of_patients_that_trained() -> None:
     found = torch.cat(list(source_images(run, dataset)))
     expected = []
     for level, name in ((0, "amber"), (25, "blue")):
-        trains, _ = split(dataset.domain(name), 0.4, 0)
+        trains, _ = split_holdout(dataset.domain(name), 0.4, 0)
         expected += [(level, i // 2, i % 2) for i in trains.tolist()]
     said = []
     for image in found:
@@ -310,7 +310,7 @@ def test_run_gives_a_record_with_dice(finished: Path) -> None:
 
 def test_tables_show_dice_by_themselves(finished: Path) -> None:
     records = read_records(finished)
-    (table,) = tables(records)
+    (table,) = make_tables(records)
     assert table.metric.name == "dice"
     assert table.title.startswith("fundus-sim: Dice in %")
     assert [row.label for row in table.rows] == ["source", "bn", "tsd"]
@@ -318,7 +318,7 @@ def test_tables_show_dice_by_themselves(finished: Path) -> None:
         cell = row.cells[0]
         assert cell is not None
         assert cell.mean == record["results"]["dice"]
-    (other,) = tables(records, metric="hd95")
+    (other,) = make_tables(records, metric="hd95")
     assert other.metric.name == "hd95"
 
 
@@ -347,7 +347,7 @@ def test_a_sweep_goes_on_with_what_is_missing(finished: Path, tmp_path: Path) ->
     summary = run_sweep(sweep, tmp_path, workers=1, checkpoints=finished / "checkpoints", tell=tell)
     assert not summary.failures
     assert done == ["bn", "tsd"]
-    records = [{r["id"]: steady(r) for r in read_records(path)} for path in (finished, tmp_path)]
+    records = [{r["id"]: reproducible_part(r) for r in read_records(path)} for path in (finished, tmp_path)]
     for one_, other in zip(*(map(dict.values, records)), strict=True):
         assert {k: v for k, v in one_.items() if k != "environment"} == {
             k: v for k, v in other.items() if k != "environment"

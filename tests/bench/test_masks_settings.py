@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 import trueup.core.registry as registry
-from trueup.bench.grids import grid
-from trueup.bench.settings import PAPER, PIXELS, Run, make_sweep, resolve
+from trueup.bench.grids import search_grid
+from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, resolve_hyper
 from trueup.core.registry import get_method, make_method
 from trueup.data.datasets import open_dataset
 from trueup.source.recipe import training_for
@@ -55,7 +55,11 @@ def one(**values: Any) -> Run:
 
 def test_default_sweep_is_the_papers_methods_that_make_masks() -> None:
     found = make_sweep({"dataset": "fundus-sim"}).runs()
-    assert [run.method for run in found[:7]] == list(PIXELS) == [m for m in PAPER if m not in ("t3a", "lame")]
+    assert (
+        [run.method for run in found[:7]]
+        == list(MASK_METHODS)
+        == [m for m in PAPER_METHODS if m not in ("t3a", "lame")]
+    )
     assert {run.target for run in found} == {"screening", "handheld"}
     assert len(found) == 7 * 2 * 3
     assert {(run.network, run.weights, run.batch) for run in found} == {("small-unet", "none", 8)}
@@ -67,14 +71,14 @@ def test_hyper_parameters_are_those_for_pixels() -> None:
     assert hyper == get_method("tsd", "segmentation")().hyperparameters()
     assert (hyper["neighbors"], hyper["capacity"], hyper["per_class"]) == (64, 1024, "half")
     assert "variant" not in hyper
-    assert resolve("tsd", {}, "default")["neighbors"] == 3
-    assert resolve("tsd", {"alignment": 1, "per_class": "none"}, "default", "segmentation") == (
+    assert resolve_hyper("tsd", {}, "default")["neighbors"] == 3
+    assert resolve_hyper("tsd", {"alignment": 1, "per_class": "none"}, "default", "segmentation") == (
         make_method("tsd", {"alignment": 1.0, "per_class": None}, "segmentation").hyperparameters()
     )
 
 
 def test_a_search_on_masks_tries_learning_rates_and_the_weight_of_neighbours() -> None:
-    found = grid("tsd", {}, "segmentation")
+    found = search_grid("tsd", {}, "segmentation")
     assert {(c["lr"], c["alignment"]) for c in found} == {
         (lr, a) for lr in (1e-3, 1e-4, 1e-5, 1e-6) for a in (0.1, 1.0)
     }
@@ -82,7 +86,7 @@ def test_a_search_on_masks_tries_learning_rates_and_the_weight_of_neighbours() -
     for candidate in found:
         make_method("tsd", candidate, "segmentation")
     assert set(one().hyper) - set(one(select="source").hyper) == {"lr", "alignment"}
-    assert grid("t3a", {}, "segmentation") == []
+    assert search_grid("t3a", {}, "segmentation") == []
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from PIL import Image
 
 import trueup.core.registry as registry
 from trueup.bench import method_spec as specs
-from trueup.bench.settings import PAPER, Run, Sweep, make_sweep, read_sweep
+from trueup.bench.settings import PAPER_METHODS, Run, Sweep, make_sweep, read_sweep
 from trueup.core.registry import get_method
 from trueup.data.datasets import open_dataset
-from trueup.source.recipe import Given, Training
+from trueup.source.recipe import GivenModel, Training
 
 GREY = {"training": {"normalize": [[0.1, 0.2, 0.3], 0.25]}}
 GUARDED = {"repeat": 3, "disturb": "ood:0.5", "method": "tsd:guard=true"}
@@ -62,7 +62,7 @@ def test_sweep_is_the_product_of_its_lists() -> None:
 def test_default_sweep_is_the_papers_methods_on_all_digits_with_three_seeds() -> None:
     found = runs()
     assert len(found) == 9 * 4 * 3
-    assert [run.method for run in found[:9]] == list(PAPER)
+    assert [run.method for run in found[:9]] == list(PAPER_METHODS)
     assert {run.target for run in found} == {"hand", "type", "poster", "neon"}
     assert {run.select for run in found} == {"default"}
     assert {(run.reset, run.limit, run.stream) for run in found} == {(False, None, "iid")}
@@ -416,7 +416,7 @@ def test_checkpoints_are_filled_in_for_target_and_seed(tmp_path: Path) -> None:
     for run in found:
         content = f"{run.target} {run.seed}".encode()
         expected = "sha256:" + hashlib.sha256(content).hexdigest()[:16]
-        assert run.source == Given(checkpoint=expected, size=32, normalize="half")
+        assert run.source == GivenModel(checkpoint=expected, size=32, normalize="half")
         assert sweep.file_of(run) == str(tmp_path / f"{run.target}-{run.seed}.pt")
         assert run.recipe(open_dataset("digits")) is None
         assert str(tmp_path) not in run.model_dump_json()
@@ -434,7 +434,7 @@ def test_id_of_a_run_never_changes() -> None:
 
 
 def test_id_changes_with_every_setting() -> None:
-    run, given = one(), Given(checkpoint="sha256:0")
+    run, given = one(), GivenModel(checkpoint="sha256:0")
     others: dict[str, Any] = {
         "dataset": "x", "data": "x", "target": "x", "network": "x", "weights": "x", "source": given, "method": "x",
         "code": {"method": "x"}, "hyper": run.hyper | {"lr": 1e-3}, "seed": 1, "stream": "mixed",
@@ -470,7 +470,7 @@ def test_run_comes_back_from_its_record(values: dict[str, Any]) -> None:
     assert Run(**run.model_dump(mode="json")).digest() == run.digest()
 
 
-@pytest.mark.parametrize("method", PAPER)
+@pytest.mark.parametrize("method", PAPER_METHODS)
 def test_all_hyper_parameters_are_in_the_settings(method: str) -> None:
     usual = {"search": "exact"} if method == "tsd" else {}  # said only where it is not so
     assert one(method=method).hyper | usual == get_method(method)().hyperparameters()
@@ -483,7 +483,7 @@ def test_a_hyper_parameter_that_came_later_leaves_older_runs_their_names() -> No
     assert one(method="tsd:search=sketch").digest() != one(method="tsd:search=exact").digest() == one().digest()
 
 
-@pytest.mark.parametrize("method", [*PAPER, "eata"])
+@pytest.mark.parametrize("method", [*PAPER_METHODS, "eata"])
 def test_default_that_is_given_is_the_same_run(method: str) -> None:
     for name, value in get_method(method)().hyperparameters().items():
         assert one(method={method: {name: value}}).digest() == one(method=method).digest()

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.bench import scorers as judges
+from trueup.bench import scorers
 from trueup.bench import stream_runner as protocol
-from trueup.bench.jobs import Paths, evaluate, failure, make_stage, source_images
-from trueup.bench.records import steady
-from trueup.bench.settings import PAPER, Run
+from trueup.bench.jobs import Paths, evaluate, failure_record, make_runner, source_images
+from trueup.bench.records import reproducible_part
+from trueup.bench.settings import PAPER_METHODS, Run
 from trueup.bench.stream_runner import Indices, StreamRunner, make_stream
 from trueup.core.method import Info, Method
 from trueup.core.registry import make_method
@@ -30,8 +30,8 @@ from trueup.data.domains import ArrayDomain, BrokenImageError, Image
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.model.split_model import Output, SplitModel
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Training
 from trueup.testing import convnet, images
 
@@ -92,13 +92,13 @@ def by_hand(adapter: Callable[[Tensor], Tensor], place: ConcatDomains, stream: S
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """The probabilities and labels that were measured, run by run."""
     calls: Seen = []
-    measure = judges.measure
+    measure = scorers.measure_classes
 
     def note(probs: Any, labels: Any) -> dict[str, Any]:
         calls.append((probs, labels))
         return measure(probs, labels)
 
-    monkeypatch.setattr(judges, "measure", note)
+    monkeypatch.setattr(scorers, "measure_classes", note)
     return calls
 
 
@@ -109,7 +109,7 @@ def same(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
 # The loop
 
 
-@pytest.mark.parametrize("name", [*PAPER, "eata"])
+@pytest.mark.parametrize("name", [*PAPER_METHODS, "eata"])
 def test_run_equals_a_plain_loop(name: str, seen: Seen) -> None:
     ground = stage(domain(41, seed=1))
     assert [len(b) for b in ground.stream] == [16, 16, 9]
@@ -142,11 +142,13 @@ def test_model_of_the_stage_is_unchanged_after_all_methods() -> None:
     model = net()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     ground = stage(domain(41, seed=1), model=model)
-    first = {name: ground.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER}
+    first = {
+        name: ground.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER_METHODS
+    }
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
-    assert {name: ground.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER} == (
-        first
-    )
+    assert {
+        name: ground.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER_METHODS
+    } == (first)
 
 
 def test_same_seed_gives_the_same_results_and_another_seed_other_ones() -> None:
@@ -406,7 +408,7 @@ def test_method_that_needs_source_images_is_prepared_once(
     assert np.array_equal(seen[0][0], np.concatenate([probs for probs, _ in halves]))
 
 
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("name", PAPER_METHODS)
 def test_other_methods_are_shown_no_source_images(name: str) -> None:
     def prepare() -> Iterator[Tensor]:
         raise AssertionError("nobody asked for source images")
@@ -558,20 +560,20 @@ def stored(folder: Path, run: Run, dataset: Dataset) -> Store:
     assert recipe is not None
     with torch.random.fork_rng():
         torch.manual_seed(run.seed)
-        store.save(recipe, build("digits-net", 6, size=16), {})
+        store.save(recipe, build_network("digits-net", 6, size=16), {})
     return store
 
 
 def record_of(folder: Path, run: Run) -> dict[str, Any]:
     dataset = toy()
-    ground = make_stage(run, dataset, stored(folder, run, dataset), Paths(folder))
+    ground = make_runner(run, dataset, stored(folder, run, dataset), Paths(folder))
     return evaluate(run, ground, dataset, lambda done, of: None, Paths(Path()))
 
 
 @pytest.mark.parametrize("method", ["source", "t3a", "tsd", "eata"])
 def test_two_runs_of_one_seed_have_the_same_record_but_for_time(tmp_path: Path, method: str) -> None:
     first, again = (record_of(tmp_path / name, run_of(method)) for name in ("one", "two"))
-    assert steady(first) == steady(again)
+    assert reproducible_part(first) == reproducible_part(again)
     other = record_of(tmp_path / "one", run_of(method, seed=1))
     assert other["id"] != first["id"]
     assert other["results"] != first["results"]
@@ -591,7 +593,7 @@ def test_record_is_one_line_of_json_with_every_knob(tmp_path: Path) -> None:
 
 def test_stage_has_the_targets_images_in_the_runs_order(tmp_path: Path) -> None:
     run, dataset = run_of(limit=20, target="d1+d3", stream="mixed", reset=True), toy()
-    ground = make_stage(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
+    ground = make_runner(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
     expected = make_stream(
         ConcatDomains([dataset.domain("d1"), dataset.domain("d3")]), "mixed", {}, seed=0, batch=16, limit=20, reset=True
     )
@@ -606,7 +608,7 @@ def test_source_images_are_training_images_of_the_source_domains_alone() -> None
     known = tensor(ConcatDomains([d1, d2]), np.arange(120))
     matches = (found[:, None] == known[None]).flatten(2).all(dim=2)
     assert bool((matches.sum(dim=1) == 1).all())
-    trains = [split(d, Training().holdout, run.seed)[0] for d in (d1, d2)]
+    trains = [split_holdout(d, Training().holdout, run.seed)[0] for d in (d1, d2)]
     assert sorted(matches.int().argmax(dim=1).tolist()) == [*trains[0], *(trains[1] + 60)]
 
 
@@ -628,7 +630,7 @@ def raised(path: str) -> Exception:
 
 
 def test_failure_names_the_error_and_its_run() -> None:
-    record = failure(run_of(), raised("accuracy"))
+    record = failure_record(run_of(), raised("accuracy"))
     assert record["error"] == "KeyError: 'accuracy'"
     assert (record["id"], record["settings"]) == (run_of().digest(), run_of().model_dump(mode="json"))
     assert "results" not in record
@@ -636,27 +638,27 @@ def test_failure_names_the_error_and_its_run() -> None:
 
 
 def test_failure_names_the_place_in_the_code() -> None:
-    assert "values[path] + 1" in " ".join(failure(run_of(), raised("x"))["at"])
+    assert "values[path] + 1" in " ".join(failure_record(run_of(), raised("x"))["at"])
 
 
 def test_failure_of_a_single_frame_names_the_place_alone() -> None:
     try:
         raise ValueError("no")
     except ValueError as error:
-        record = failure(run_of(), error)
+        record = failure_record(run_of(), error)
     assert 'raise ValueError("no")' in " ".join(record["at"])
     assert not any("Traceback" in line for line in record["at"])
 
 
 def test_failure_in_words_has_no_place() -> None:
-    assert failure(run_of(), "its process was killed")["error"] == "its process was killed"
-    assert failure(run_of(), "its process was killed")["at"] == []
+    assert failure_record(run_of(), "its process was killed")["error"] == "its process was killed"
+    assert failure_record(run_of(), "its process was killed")["at"] == []
 
 
 def test_failure_does_not_tell_where_things_are(tmp_path: Path) -> None:
     try:
-        make_stage(run_of(), toy(), Store(tmp_path), Paths(tmp_path))
+        make_runner(run_of(), toy(), Store(tmp_path), Paths(tmp_path))
     except (ValueError, OSError) as error:
-        text = json.dumps(failure(run_of(), error))
+        text = json.dumps(failure_record(run_of(), error))
     assert str(tmp_path) not in text
     assert str(Path(trueup.__file__).parent) not in text

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 import trueup.core.registry as registry
-from trueup.bench.records import FILE, read_records, steady
+from trueup.bench.records import FILE, read_records, reproducible_part
 from trueup.bench.settings import make_sweep
-from trueup.bench.sweep import Plan, order_of, plan, run, run_sweep
+from trueup.bench.sweep import Plan, plan, run, run_sweep, sort_records
 from trueup.data.pictures import UnknownRangeError
 from trueup.source.checkpoints import Store
 from trueup.source.recipe import Recipe, Training
@@ -47,7 +47,7 @@ def start(settings: dict[str, Any], folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def by_id(folder: Path) -> dict[str, Any]:
-    return {record["id"]: steady(record) for record in read_records(folder)}
+    return {record["id"]: reproducible_part(record) for record in read_records(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_one_process_and_two_give_the_same_records(whole: Path, tmp_path: Path) 
     record = next(r for r in read_records(whole) if r["settings"]["method"] == "tsd")
     again = run(tmp_path, dataset="digits", target=record["settings"]["target"], method="tsd", limit=256,
                 training=SMALL["training"])  # fmt: skip
-    assert steady(again) == steady(record) | {"environment": again["environment"]}
+    assert reproducible_part(again) == reproducible_part(record) | {"environment": again["environment"]}
     assert again["environment"]["threads"] == record["environment"]["threads"]
 
 
@@ -210,7 +210,7 @@ def test_the_first_look_reads_pictures_as_the_checkpoint_of_each_run_says(
 def test_records_can_be_put_in_the_order_of_the_runs() -> None:
     runs = make_sweep(SMALL).runs()
     records = [{"id": run.digest()} for run in reversed(runs)]
-    assert [r["id"] for r in order_of(records, runs)] == [run.digest() for run in runs]
+    assert [r["id"] for r in sort_records(records, runs)] == [run.digest() for run in runs]
 
 
 def test_one_run_must_be_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from test_scorers import case, domain, sure
 
 import trueup
-from trueup.bench.scorers import EXAMPLES, SIDE, ClassJudge, MaskJudge, mean_dice, shrunk, stacked
+from trueup.bench.scorers import EXAMPLES, SIDE, ClassScorer, MaskScorer, mean_dice, shrink, stack_padded
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import run_sweep
 from trueup.data.domains import ArrayDomain
@@ -22,7 +22,7 @@ from trueup.report.traces import Traces
 def test_classes_are_traced_in_the_order_of_the_stream() -> None:
     blank = np.zeros((3, 4, 4, 3), dtype=np.uint8)
     place = ConcatDomains([ArrayDomain("a", blank, np.array([0, 1, 1])), ArrayDomain("b", blank[:1], np.array([2]))])
-    judge = ClassJudge(place)
+    judge = ClassScorer(place)
     judge.take(torch.tensor([[0.0, 9, 0], [0, 0, 0]]), np.array([2, 0]))
     judge.take(torch.tensor([[0.0, 0, 1]]), np.array([3]))
     trace = judge.trace()
@@ -42,7 +42,7 @@ def test_masks_are_traced_with_their_dice_and_the_last_are_kept() -> None:
     found[1, 1] = 0  # half of it
     found[4] = 2
     place = ConcatDomains([domain("d", case("c", truth))])
-    judge = MaskJudge(place, {"all": (1, 2), "core": (2,)})
+    judge = MaskScorer(place, {"all": (1, 2), "core": (2,)})
     for at in ([0, 1], [2, 3], [4]):
         judge.take(torch.stack([sure(found[i]) for i in at]).float(), np.array(at))
     trace = judge.trace()
@@ -64,8 +64,8 @@ def test_nothing_to_find_and_nothing_found_has_no_dice() -> None:
 
 def test_large_images_shrink_and_small_ones_get_a_margin() -> None:
     large = np.arange(SIDE * 3 * 2, dtype=np.uint8).reshape(SIDE * 3, 2, 1)
-    assert np.array_equal(shrunk(large), large[::3, ::3])
-    both = stacked([np.ones((2, 3, 1), np.uint8), np.ones((3, 1, 1), np.uint8)])
+    assert np.array_equal(shrink(large), large[::3, ::3])
+    both = stack_padded([np.ones((2, 3, 1), np.uint8), np.ones((3, 1, 1), np.uint8)])
     assert both.shape == (2, 3, 3, 1)
     assert (both[0, :2].sum(), both[0, 2].sum(), both[1].sum()) == (6, 0, 3)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import trueup
 from trueup import Guard
-from trueup.atomic import alive
+from trueup.atomic import is_alive
 from trueup.core import files
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -283,5 +283,5 @@ def test_every_call_counts_also_where_no_row_could_be_used(tmp_path: Path) -> No
 
 
 def test_a_living_process_is_told_from_a_dead_one() -> None:
-    assert alive(os.getppid())
-    assert not alive(os.getpid())
+    assert is_alive(os.getppid())
+    assert not is_alive(os.getpid())

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from trueup.atomic import longest_name, shortened, write_atomic
+from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.cli.app import app
-from trueup.cli.compare import find_images
+from trueup.cli.compare import open_image_folder
 from trueup.data import scanning
 from trueup.data.check import check
 from trueup.data.datasets import open_dataset
@@ -80,8 +80,8 @@ def test_all_commands_see_the_same_files(messy: tuple[Path, dict[str, str]], tmp
     dataset = open_dataset("folder", root)
     assert sorted(f for name in dataset.targets for f in dataset.domain(name).files) == GOOD  # type: ignore[attr-defined]
     assert dict(dataset.left_out()) == skipped
-    assert list(find_images(root, 2).domain.files) == GOOD
-    found, rest = images.find(root, tmp_path / "out", ("",))
+    assert list(open_image_folder(root, 2).domain.files) == GOOD
+    found, rest = images.find_images(root, tmp_path / "out", ("",))
     assert [image.name for image in found] == GOOD
     assert {**rest.broken, **rest.skipped} == skipped
     assert set(rest.skipped) == {"circle", "day/up"}  # the others have names of images
@@ -163,7 +163,7 @@ def test_folders_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "scandir", refusing)
     assert left_out(tmp_path) == {"day/dog": "cannot be read: Permission denied"}
-    _, rest = images.find(tmp_path, tmp_path / "out", ("",))
+    _, rest = images.find_images(tmp_path, tmp_path / "out", ("",))
     assert rest.broken == {"day/dog": "cannot be read: Permission denied"}
     with pytest.raises(ValueError, match="cannot be read: Permission denied"):
         list(Scan(tmp_path / "day/dog").walk())
@@ -172,7 +172,7 @@ def test_folders_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pyte
 def test_hidden_files_and_leftovers_of_systems_are_passed_over(tmp_path: Path) -> None:
     for name in ("0.png", "._0.png", ".git/1.png", "__MACOSX/2.png", ".DS_Store"):
         paint(tmp_path / "in" / name) if name.endswith("png") else (tmp_path / "in" / name).touch()
-    assert list(find_images(tmp_path / "in", 2).domain.files) == ["0.png"]
+    assert list(open_image_folder(tmp_path / "in", 2).domain.files) == ["0.png"]
     assert left_out(tmp_path / "in") == {}
 
 
@@ -188,15 +188,15 @@ def test_lists_that_are_pipes_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_are_shortened_to_what_a_file_system_takes(tmp_path: Path) -> None:
-    assert shortened("a/b.png", ".png", 255) == "a/b.png"
+    assert shorten_name("a/b.png", ".png", 255) == "a/b.png"
     for letter in ("x", "ü", "漢"):  # of one, two and three bytes
         whole = f"a/{letter * 300}-disc.png"
-        short = shortened(whole, "-disc.png", 255)
-        assert short == shortened(whole, "-disc.png", 255)
+        short = shorten_name(whole, "-disc.png", 255)
+        assert short == shorten_name(whole, "-disc.png", 255)
         assert short.startswith(f"a/{letter * 50}")
         assert short.endswith("-disc.png")
         assert 250 <= len(os.fsencode(short.removeprefix("a/"))) <= 255
-        assert short != shortened(f"a/{letter * 301}-disc.png", "-disc.png", 255)
+        assert short != shorten_name(f"a/{letter * 301}-disc.png", "-disc.png", 255)
     assert longest_name(tmp_path / "not/there/yet") == os.pathconf(tmp_path, "PC_NAME_MAX")
 
 

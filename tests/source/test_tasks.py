@@ -132,7 +132,7 @@ def test_a_label_is_found_where_its_logit_is_above_zero() -> None:
 
 def test_counts_of_batches_add_up_to_the_dice_of_all_pixels() -> None:
     task, (a, y), (b, z) = segment(), random_masks(2), random_masks(3)
-    both = task.judge(task.count(a, y) + task.count(b, z))
+    both = task.final_score(task.count(a, y) + task.count(b, z))
     said = torch.cat((a, b)).argmax(dim=1).numpy()
     truth = torch.cat((y, z)).numpy()
     each = [scans.dice(np.isin(said, part), np.isin(truth, part)) for part in scans.STRUCTURES.values()]
@@ -141,9 +141,9 @@ def test_counts_of_batches_add_up_to_the_dice_of_all_pixels() -> None:
 
 def test_a_structure_that_is_nowhere_is_left_out_of_the_score() -> None:
     task = segment()
-    assert task.judge(np.array([[3.0, 0.0], [8.0, 0.0]])) == 0.75
-    assert task.judge(np.array([[3.0, 0.0], [8.0, 2.0]])) == 0.375  # found, where there is none
-    assert task.judge(np.zeros((2, 2))) == 0.0
+    assert task.final_score(np.array([[3.0, 0.0], [8.0, 0.0]])) == 0.75
+    assert task.final_score(np.array([[3.0, 0.0], [8.0, 2.0]])) == 0.375  # found, where there is none
+    assert task.final_score(np.zeros((2, 2))) == 0.0
 
 
 def test_classes_are_judged_by_how_many_are_right() -> None:
@@ -151,7 +151,7 @@ def test_classes_are_judged_by_how_many_are_right() -> None:
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     counts = task.count(logits, torch.tensor([1, 0, 0, 0]))
     assert counts.tolist() == [3, 4]
-    assert task.judge(counts + np.array([0, 4])) == 0.375
+    assert task.final_score(counts + np.array([0, 4])) == 0.375
     assert (task.score, segment().score) == ("accuracy", "dice")
 
 

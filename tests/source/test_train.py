@@ -26,10 +26,10 @@ from trueup.core import files
 from trueup.data.datasets import Dataset
 from trueup.data.domains import ArrayDomain, BrokenImageError, Domain, Image
 from trueup.source.checkpoints import Store, digest_of_file
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
-from trueup.source.train import refresh, train
+from trueup.source.train import refresh_statistics, train
 
 CLASSES, COUNT, SIZE = 3, 30, 8
 DOMAINS = ("amber", "blue")
@@ -171,7 +171,7 @@ def seen() -> Iterator[list[tuple[bool, Tensor]]]:
 def start(chosen: Recipe) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(chosen.seed)
-        return build(chosen.network, chosen.classes, size=SIZE)
+        return build_network(chosen.network, chosen.classes, size=SIZE)
 
 
 # The finished file
@@ -447,7 +447,7 @@ def test_every_batch_has_as_many_images_of_each_domain_from_the_training_part_al
     seen: list[tuple[bool, Tensor]], tmp_path: Path
 ) -> None:
     train(recipe("spy", iterations=20, batch=5), dataset(), Store(tmp_path))
-    parts = [split(domain(name), 0.2, 0)[0].tolist() for name in DOMAINS]
+    parts = [split_holdout(domain(name), 0.2, 0)[0].tolist() for name in DOMAINS]
     drawn: list[set[int]] = [set(), set()]
     assert len(steps_of(seen)) == 20
     for batch in steps_of(seen):
@@ -463,7 +463,7 @@ def test_validation_sees_every_held_out_image_once_and_nothing_else(
     seen: list[tuple[bool, Tensor]], tmp_path: Path
 ) -> None:
     train(recipe("spy", iterations=1), dataset(), Store(tmp_path))
-    held = [split(domain(name), 0.2, 0)[1].tolist() for name in DOMAINS]
+    held = [split_holdout(domain(name), 0.2, 0)[1].tolist() for name in DOMAINS]
     shown = [decode(x) for training_mode, x in seen if not training_mode]
     assert [[i for i, _, _ in batch] for batch in shown] == held
     assert [{d for _, d, _ in batch} for batch in shown] == [{0}, {1}]
@@ -478,7 +478,7 @@ def test_accuracy_and_loss_are_means_over_domains(tmp_path: Path) -> None:
     model, report = Store(tmp_path).load(chosen)
     accuracies, losses = [], []
     for name in DOMAINS:
-        _, held = split(data.domain(name), 0.2, 0)
+        _, held = split_holdout(data.domain(name), 0.2, 0)
         images = torch.from_numpy(data.domain(name).images[held]).permute(0, 3, 1, 2)
         with torch.no_grad():
             logits = model(images / 127.5 - 1)
@@ -676,7 +676,7 @@ def test_refreshed_statistics_by_hand() -> None:
     layer = nn.BatchNorm1d(1, momentum=0.3)
     layer.running_mean.fill_(100.0)
     model = nn.Sequential(layer)
-    refresh(model, iter([torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])]))
+    refresh_statistics(model, iter([torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])]))
     assert layer.running_mean.item() == pytest.approx(4.0)
     assert layer.running_var.item() == pytest.approx(5.0)
     assert layer.num_batches_tracked.item() == 2
@@ -689,7 +689,7 @@ def test_a_network_without_batchnorm_reads_no_batch_for_it() -> None:
         raise AssertionError
         yield
 
-    refresh(nn.Linear(2, 2), never())
+    refresh_statistics(nn.Linear(2, 2), never())
 
 
 # Broken images
@@ -719,7 +719,7 @@ def damaged(**broken: set[int]) -> Dataset:
 def test_a_broken_image_is_left_out_and_named(
     seen: list[tuple[bool, Tensor]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trains, _ = split(domain("blue"), 0.2, 0)
+    trains, _ = split_holdout(domain("blue"), 0.2, 0)
     bad = int(trains[0])
     with caplog.at_level(logging.WARNING, "trueup"):
         _, header = read(train(recipe("spy", batch=16), damaged(blue={bad}), Store(tmp_path)))
@@ -732,7 +732,7 @@ def test_a_broken_image_is_left_out_and_named(
 
 
 def test_a_broken_image_that_is_held_out_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _, held = split(domain("amber"), 0.2, 0)
+    _, held = split_holdout(domain("amber"), 0.2, 0)
     bad = int(held[0])
     with caplog.at_level(logging.WARNING, "trueup"):
         _, header = read(train(recipe(), damaged(amber={bad}), Store(tmp_path)))
@@ -773,12 +773,12 @@ def test_a_batch_without_a_readable_image_does_not_move_the_validations(
 def test_a_domain_of_which_nothing_is_held_out_does_not_count_as_all_wrong(tmp_path: Path) -> None:
     """Two images of each class: a fifth of them is none. Accuracy and loss are those of the other domain."""
     sizes = {"amber": 30, "blue": 6}
-    assert len(split(domain("blue", 6), 0.2, 0)[1]) == 0
+    assert len(split_holdout(domain("blue", 6), 0.2, 0)[1]) == 0
     chosen = recipe(iterations=1)
     train(chosen, dataset(lambda name: domain(name, sizes[name])), Store(tmp_path))
     model, report = Store(tmp_path).load(chosen)
     amber = domain("amber")
-    _, held = split(amber, 0.2, 0)
+    _, held = split_holdout(amber, 0.2, 0)
     with torch.no_grad():
         logits = model(torch.from_numpy(amber.images[held]).permute(0, 3, 1, 2) / 127.5 - 1)
     loss = F.cross_entropy(logits, torch.from_numpy(amber.labels[held]))
@@ -787,4 +787,4 @@ def test_a_domain_of_which_nothing_is_held_out_does_not_count_as_all_wrong(tmp_p
 
 def test_the_split_of_a_fixed_domain_never_changes() -> None:
     """If it does, models out there have been trained on what is now held out."""
-    assert split(domain("amber"), 0.2, 0)[1].tolist() == [7, 14, 19, 21, 24, 29]
+    assert split_holdout(domain("amber"), 0.2, 0)[1].tolist() == [7, 14, 19, 21, 24, 29]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli import options
-from trueup.cli.progress import bar
+from trueup.cli.progress import progress_bar
 from trueup.data.archives import folder_for
 from trueup.data.archives import unpack as unpack_archive
 from trueup.data.cards import CARDS, Card, get_card
@@ -77,7 +77,7 @@ def check(
     """
     if pictures and name in {*CARDS, "folder"} - {*NAMES}:
         raise ValueError(f"{name} has no masks to draw: --pictures is for {', '.join(NAMES)}")
-    with bar("opening images") as advance:
+    with progress_bar("opening images") as advance:
         reading = options.reading(None, limits)
         report = check_files(name, root or None, decode_all=not fast, reading=reading, progress=advance)
     drawn = _draw(report, Path(pictures)) if pictures and isinstance(report, MaskReport) else None
@@ -145,7 +145,7 @@ def unpack(
     if bool(sha256) == unverified:
         raise ValueError("give either --sha256 HEX, as the archive's publisher says it, or --unverified")
     folder = Path(out) if out else folder_for(archive)
-    with bar("MB read, then written") as advance:
+    with progress_bar("MB read, then written") as advance:
         done = unpack_archive(
             archive, folder, sha256=sha256 or None, progress=lambda n, of: advance(n // 10**6, of // 10**6)
         )
@@ -232,5 +232,5 @@ def _draw(report: MaskReport, folder: Path) -> list[str]:
     from trueup.data.contact_sheets import draw_sheets
 
     cases = {domain: found.cases for domain, found in report.found.items()}
-    with bar("drawing") as advance:
+    with progress_bar("drawing") as advance:
         return [str(file) for file in draw_sheets(report.name, cases, report.structures, folder, advance)]

@@ -14,6 +14,10 @@ from trueup.atomic import write_atomic
 _BLANK = b"0" * 64
 
 
+class ForeignFileError(ValueError):
+    """A file that is not a trueup state file, or was cut off."""
+
+
 def write(
     path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str = "adapter",
     private: bool = False,
@@ -42,7 +46,7 @@ def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], di
         metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
         found, digest = metadata["format"], metadata["sha256"].encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is no state of trueup's (kind {kind!r}), or was cut off") from error
+        raise ForeignFileError(f"{path} is not a trueup state file (kind {kind!r}), or was cut off") from error
     if found != f"trueup-{kind}-1":
         raise ValueError(f"{path} has the format {found!r}; this version reads 'trueup-{kind}-1'")
     if hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest().encode() != digest:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from unicodedata import normalize
 
-from trueup.atomic import alive
+from trueup.atomic import is_alive
 
 Progress = Callable[[int, int], None]
 PIECE = 2**20  # bytes in memory at a time
@@ -119,7 +119,7 @@ def _tidy(out: Path) -> None:
     left = re.compile(rf"\.{re.escape(out.name)}\.([1-9][0-9]{{,8}})\.partial")
     for folder in list(out.parent.iterdir()):
         match = left.fullmatch(folder.name)
-        if match and not alive(int(match[1])) and folder.is_dir() and not folder.is_symlink():
+        if match and not is_alive(int(match[1])) and folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)
 
 
