@@ -36,13 +36,13 @@ def domain(name: str, *cases: Case) -> SliceDomain:
 
 
 def judged(place: ConcatDomains, answers: dict[int, Any], **options: Any) -> dict[str, Any]:
-    """What a judge says of answers to some slices, which come two by two."""
-    judge = MaskScorer(place, options.pop("structures", STRUCTURES), **options)
+    """What a scorer says of answers to some slices, which come two by two."""
+    scorer = MaskScorer(place, options.pop("structures", STRUCTURES), **options)
     order = list(answers)
     for start in range(0, len(order), 2):
         at = order[start : start + 2]
-        judge.take(torch.stack([torch.as_tensor(answers[i]).float() for i in at]), np.array(at))
-    results = judge.results()
+        scorer.take(torch.stack([torch.as_tensor(answers[i]).float() for i in at]), np.array(at))
+    results = scorer.results()
     assert results["images"] == len(order)
     return results
 
@@ -240,10 +240,10 @@ def test_only_slices_that_were_shown_count() -> None:
 def test_of_a_slice_that_is_shown_again_the_last_answer_counts() -> None:
     truth = random_masks(12, 2, 9, 9)
     place = ConcatDomains([domain("d", case("a", truth))])
-    judge = MaskScorer(place, STRUCTURES)
+    scorer = MaskScorer(place, STRUCTURES)
     for said in (np.zeros((2, 9, 9)), truth):
-        judge.take(torch.stack([sure(m) for m in said]).float(), np.array([0, 1]))
-    results = judge.results()
+        scorer.take(torch.stack([sure(m) for m in said]).float(), np.array([0, 1]))
+    results = scorer.results()
     assert (results["dice"], results["images"]) == (1.0, 4)
 
 
@@ -300,18 +300,18 @@ def test_error_of_the_ratio_of_cup_to_disc() -> None:
 def test_answers_that_are_not_finite_are_refused_at_once(bad: float) -> None:
     logits = torch.zeros(1, 3, 4, 4)
     logits[0, 1, 2, 3] = bad
-    judge = MaskScorer(ConcatDomains([domain("d", case("a", np.zeros((1, 4, 4))))]), STRUCTURES)
+    scorer = MaskScorer(ConcatDomains([domain("d", case("a", np.zeros((1, 4, 4))))]), STRUCTURES)
     with pytest.raises(ValueError, match="the answers are not finite"):
-        judge.take(logits, np.array([0]))
+        scorer.take(logits, np.array([0]))
 
 
 def test_answer_is_not_changed_and_half_precision_is_taken() -> None:
     truth = random_masks(31, 1, 9, 9)
     place, logits = ConcatDomains([domain("d", case("a", truth))]), sure(truth[0])[None].bfloat16()
-    before, judge = logits.clone(), MaskScorer(place, STRUCTURES)
-    judge.take(logits, np.array([0]))
+    before, scorer = logits.clone(), MaskScorer(place, STRUCTURES)
+    scorer.take(logits, np.array([0]))
     assert torch.equal(logits, before)
-    assert judge.results()["dice"] == 1.0
+    assert scorer.results()["dice"] == 1.0
 
 
 # Classes
@@ -323,11 +323,11 @@ def test_classes_are_measured_together_and_by_domain() -> None:
         [ArrayDomain("x", images, np.array([0, 1, 2, 0])), ArrayDomain("y", images, np.array([1, 1, 0, 2]))]
     )
     said = {6: 0, 1: 1, 0: 2, 5: 1, 4: 0}  # right: 6, 1, 5
-    judge = ClassScorer(place)
+    scorer = ClassScorer(place)
     order = list(said)
     for at in (order[:3], order[3:]):
-        judge.take(sure([said[i] for i in at]).T.float(), np.array(at))
-    results = judge.results()
+        scorer.take(sure([said[i] for i in at]).T.float(), np.array(at))
+    results = scorer.results()
     assert (results["accuracy"], results["images"]) == (3 / 5, 5)
     assert results["per_domain"] == {"x": 1 / 2, "y": 2 / 3}
     bad = ClassScorer(place)
@@ -342,12 +342,12 @@ def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
     mask[0, 1:3, 1:3] = 1
     volume = Volume(np.zeros((10, 4, 4, 1), dtype=np.uint8), mask, (5.0, 1.0, 1.0), (0, 0, 4, 4))
     place = ConcatDomains([SliceDomain("d", [Case("a", 10, lambda: volume)])])
-    judge = MaskScorer(place, {"lv": (1,)})
+    scorer = MaskScorer(place, {"lv": (1,)})
     empty, there = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
     empty[0], there[0] = 9.0, 9.0
     there[1, 1:3, 1:3] = 20.0
-    judge.take(torch.stack((empty, there)), np.array([0, 9]))
-    results = judge.results()
+    scorer.take(torch.stack((empty, there)), np.array([0, 9]))
+    results = scorer.results()
     assert results["hd95"] == pytest.approx(45.0)
     assert results["dice"] == 0.0
 
@@ -356,10 +356,10 @@ def test_cases_of_one_name_are_both_kept() -> None:
     mask = np.ones((1, 4, 4), dtype=np.uint8)
     volume = Volume(np.zeros((1, 4, 4, 1), dtype=np.uint8), mask, (1.0, 1.0, 1.0), (0, 0, 4, 4))
     place = ConcatDomains([SliceDomain("d", [Case("a", 1, lambda: volume, "p"), Case("a", 1, lambda: volume, "q")])])
-    judge = MaskScorer(place, {"disc": (1,)})
+    scorer = MaskScorer(place, {"disc": (1,)})
     right, wrong = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
     right[1], wrong[0] = 1.0, 1.0
-    judge.take(torch.stack((right, wrong)), np.array([0, 1]))
-    results = judge.results()
+    scorer.take(torch.stack((right, wrong)), np.array([0, 1]))
+    results = scorer.results()
     assert results["dice"] == 0.5
     assert len(results["per_case"]) == 2

@@ -67,7 +67,7 @@ def net() -> nn.Sequential:
     return model
 
 
-def stage(
+def toy_runner(
     *domains: ArrayDomain, model: nn.Module | None = None, batch: int = 16, seed: int = 0, **more: Any
 ) -> StreamRunner:
     place = ConcatDomains(domains)
@@ -111,11 +111,11 @@ def same(first: tuple[Any, Any], second: tuple[Any, Any]) -> bool:
 
 @pytest.mark.parametrize("name", [*PAPER_METHODS, "eata"])
 def test_run_equals_a_plain_loop(name: str, seen: Seen) -> None:
-    ground = stage(domain(41, seed=1))
-    assert [len(b) for b in ground.stream] == [16, 16, 9]
-    outcome = ground.run(make_method(name, {}))
+    runner = toy_runner(domain(41, seed=1))
+    assert [len(b) for b in runner.stream] == [16, 16, 9]
+    outcome = runner.run(make_method(name, {}))
     adapter = trueup.adapt(net(), name, seed=0)
-    probs, labels = by_hand(adapter, ground.loader.place, ground.stream)
+    probs, labels = by_hand(adapter, runner.loader.place, runner.stream)
     assert same(seen[0], (probs, labels))
     right = [max(range(6), key=row.__getitem__) == y for row, y in zip(probs.tolist(), labels.tolist(), strict=True)]
     assert outcome.results["accuracy"] == sum(right) / 41
@@ -124,43 +124,43 @@ def test_run_equals_a_plain_loop(name: str, seen: Seen) -> None:
 
 
 def test_answer_to_a_batch_is_the_one_before_its_update(seen: Seen) -> None:
-    ground = stage(domain(41, seed=1))
-    ground.run(make_method("bn", {}))
-    ground.run(make_method("tent", {"lr": 0.5}))
+    runner = toy_runner(domain(41, seed=1))
+    runner.run(make_method("bn", {}))
+    runner.run(make_method("tent", {"lr": 0.5}))
     assert np.array_equal(seen[0][0][:16], seen[1][0][:16])
     assert not np.allclose(seen[0][0][16:], seen[1][0][16:])
 
 
 def test_hyper_parameters_reach_the_method(seen: Seen) -> None:
-    ground = stage(domain(41, seed=1))
-    ground.run(make_method("tsd", {"lr": 1e-2, "norm": "source", "steps": 2}))
+    runner = toy_runner(domain(41, seed=1))
+    runner.run(make_method("tsd", {"lr": 1e-2, "norm": "source", "steps": 2}))
     adapter = trueup.adapt(net(), "tsd", lr=1e-2, norm="source", steps=2)
-    assert same(seen[0], by_hand(adapter, ground.loader.place, ground.stream))
+    assert same(seen[0], by_hand(adapter, runner.loader.place, runner.stream))
 
 
-def test_model_of_the_stage_is_unchanged_after_all_methods() -> None:
+def test_model_of_the_runner_is_unchanged_after_all_methods() -> None:
     model = net()
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    ground = stage(domain(41, seed=1), model=model)
+    runner = toy_runner(domain(41, seed=1), model=model)
     first = {
-        name: ground.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER_METHODS
+        name: runner.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER_METHODS
     }
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert {
-        name: ground.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER_METHODS
+        name: runner.run(make_method(name, {"lr": 1e-2} if name == "tent" else {})).results for name in PAPER_METHODS
     } == (first)
 
 
 def test_same_seed_gives_the_same_results_and_another_seed_other_ones() -> None:
     first, again, other = (
-        stage(domain(41, seed=1), seed=seed).run(make_method("tsd", {"lr": 1e-2})).results for seed in (0, 0, 1)
+        toy_runner(domain(41, seed=1), seed=seed).run(make_method("tsd", {"lr": 1e-2})).results for seed in (0, 0, 1)
     )
     assert first == again
     assert first != other
 
 
 def test_cost_is_in_seconds_images_per_second_and_megabytes() -> None:
-    cost = stage(domain(41, seed=1)).run(make_method("tent", {})).cost
+    cost = toy_runner(domain(41, seed=1)).run(make_method("tent", {})).cost
     assert set(cost) == {"seconds", "images_per_second", "peak_memory_mb"}
     assert cost["images_per_second"] == pytest.approx(41 / cost["seconds"])
     assert cost["seconds"] > 0
@@ -169,18 +169,18 @@ def test_cost_is_in_seconds_images_per_second_and_megabytes() -> None:
 
 def test_progress_is_told_before_each_batch() -> None:
     told: list[tuple[int, int]] = []
-    stage(domain(41, seed=1)).run(make_method("tent", {}), lambda done, of: told.append((done, of)))
+    toy_runner(domain(41, seed=1)).run(make_method("tent", {}), lambda done, of: told.append((done, of)))
     assert told == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_model_may_be_in_training_mode(seen: Seen) -> None:
-    ground = stage(domain(41, seed=1))
-    ground.run(make_method("source", {}))
-    ground.model.train()
-    ground.passes.clear()
-    ground.run(make_method("source", {}))
+    runner = toy_runner(domain(41, seed=1))
+    runner.run(make_method("source", {}))
+    runner.model.train()
+    runner.passes.clear()
+    runner.run(make_method("source", {}))
     assert same(seen[0], seen[1])
-    assert ground.model.training
+    assert runner.model.training
 
 
 # Features that are computed once
@@ -205,33 +205,33 @@ def counted(sizes: list[int]) -> nn.Module:
 
 @pytest.mark.parametrize(("name", "norm"), FROZEN)
 def test_shared_features_give_the_same_answers_to_the_bit(name: str, norm: str, seen: Seen) -> None:
-    ground, method = stage(domain(41, seed=1)), make_method(name, {"norm": norm})
-    with_others = ground.run(method)
-    alone = ground.run(method, share=False)
+    runner, method = toy_runner(domain(41, seed=1)), make_method(name, {"norm": norm})
+    with_others = runner.run(method)
+    alone = runner.run(method, share=False)
     assert same(seen[0], seen[1])
     assert with_others.results == alone.results
 
 
 @pytest.mark.parametrize(("name", "norm"), FROZEN)
 def test_shared_features_give_the_same_answers_when_domains_are_reset(name: str, norm: str, seen: Seen) -> None:
-    ground = stage(domain(21, seed=1), domain(20, seed=2), reset=True)
-    ground.run(make_method(name, {"norm": norm}))
-    ground.run(make_method(name, {"norm": norm}), share=False)
+    runner = toy_runner(domain(21, seed=1), domain(20, seed=2), reset=True)
+    runner.run(make_method(name, {"norm": norm}))
+    runner.run(make_method(name, {"norm": norm}), share=False)
     assert same(seen[0], seen[1])
 
 
 def test_backbone_runs_once_for_each_mode_of_statistics() -> None:
     sizes: list[int] = []
-    ground = stage(domain(41, seed=1), model=counted(sizes))
+    runner = toy_runner(domain(41, seed=1), model=counted(sizes))
     for name, norm in FROZEN:
-        ground.run(make_method(name, {"norm": norm}))
+        runner.run(make_method(name, {"norm": norm}))
     assert sizes == [16, 16, 16, 9, 16, 16, 9]  # the first is to get warm
 
 
 def test_time_of_the_shared_pass_is_part_of_every_methods_cost() -> None:
-    ground = stage(domain(41, seed=1))
-    costs = [ground.run(make_method(name, {})).cost["seconds"] for name in ("source", "t3a")]
-    shared = ground.passes["source"]
+    runner = toy_runner(domain(41, seed=1))
+    costs = [runner.run(make_method(name, {})).cost["seconds"] for name in ("source", "t3a")]
+    shared = runner.passes["source"]
     assert shared is not None
     assert min(costs) > shared.seconds > 0
 
@@ -241,11 +241,11 @@ def test_head_without_bias_is_shared_too(bias: bool, seen: Seen) -> None:
     model = net()
     if not bias:
         model.get_submodule("head").bias = None
-    ground = stage(domain(41, seed=1), model=model)
-    ground.run(make_method("t3a", {}))
-    ground.run(make_method("t3a", {}), share=False)
+    runner = toy_runner(domain(41, seed=1), model=model)
+    runner.run(make_method("t3a", {}))
+    runner.run(make_method("t3a", {}), share=False)
     assert same(seen[0], seen[1])
-    assert ground.passes["source"] is not None
+    assert runner.passes["source"] is not None
 
 
 class Cosine(nn.Linear):
@@ -261,44 +261,44 @@ def test_head_of_another_kind_gives_the_same_answers_shared_or_not(name: str, se
     head = Cosine(24, 6)
     head.load_state_dict(model.get_submodule("head").state_dict())
     model.head = head
-    ground = stage(domain(41, seed=1), model=model)
-    ground.run(make_method(name, {}))
-    ground.run(make_method(name, {}), share=False)
+    runner = toy_runner(domain(41, seed=1), model=model)
+    runner.run(make_method(name, {}))
+    runner.run(make_method(name, {}), share=False)
     assert same(seen[0], seen[1])
 
 
 @pytest.mark.parametrize("name", ["tent", "pl", "shot-im", "eta", "eata", "tsd"])
 def test_gradient_methods_do_not_share(name: str) -> None:
-    ground = stage(domain(41, seed=1))
-    assert ground.shared(make_method(name, {"norm": "source"})) is None
-    assert ground.passes == {}
+    runner = toy_runner(domain(41, seed=1))
+    assert runner.shared(make_method(name, {"norm": "source"})) is None
+    assert runner.passes == {}
 
 
 @pytest.mark.parametrize("name", ["source", "bn", "t3a", "lame"])
 def test_running_estimates_are_not_shared(name: str, seen: Seen) -> None:
-    ground, method = stage(domain(41, seed=1)), make_method(name, {"norm": "ema"})
-    assert ground.shared(method) is None
-    ground.run(method)
-    assert same(seen[0], by_hand(trueup.adapt(net(), method), ground.loader.place, ground.stream))
+    runner, method = toy_runner(domain(41, seed=1)), make_method(name, {"norm": "ema"})
+    assert runner.shared(method) is None
+    runner.run(method)
+    assert same(seen[0], by_hand(trueup.adapt(net(), method), runner.loader.place, runner.stream))
 
 
 def test_model_without_a_head_does_without_sharing(seen: Seen) -> None:
     model = nn.Sequential(net(), nn.Softplus())
-    ground = stage(domain(41, seed=1), model=model)
-    ground.run(make_method("source", {}))
-    assert ground.passes == {"source": None}
-    assert same(seen[0], by_hand(trueup.adapt(model, "source"), ground.loader.place, ground.stream))
+    runner = toy_runner(domain(41, seed=1), model=model)
+    runner.run(make_method("source", {}))
+    assert runner.passes == {"source": None}
+    assert same(seen[0], by_hand(trueup.adapt(model, "source"), runner.loader.place, runner.stream))
 
 
 def test_too_many_features_are_not_kept(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
-    ground = stage(domain(41, seed=1))
+    runner = toy_runner(domain(41, seed=1))
     monkeypatch.setattr(protocol, "SHARED", 41 * protocol.WIDEST * 4 - 1)
-    ground.run(make_method("t3a", {}))
-    assert ground.passes == {"source": None}
-    ground.passes.clear()
+    runner.run(make_method("t3a", {}))
+    assert runner.passes == {"source": None}
+    runner.passes.clear()
     monkeypatch.setattr(protocol, "SHARED", 41 * protocol.WIDEST * 4)
-    ground.run(make_method("t3a", {}))
-    assert ground.passes["source"] is not None
+    runner.run(make_method("t3a", {}))
+    assert runner.passes["source"] is not None
     assert same(seen[0], seen[1])
 
 
@@ -353,9 +353,9 @@ class Prepared(Method):
 
 @pytest.mark.parametrize("method", [Views(), Again(), Single()], ids=["views", "forward", "rows"])
 def test_method_that_looks_at_images_gets_images(method: Method, seen: Seen) -> None:
-    ground = stage(domain(41, seed=1))
-    ground.run(method)
-    assert same(seen[0], by_hand(trueup.adapt(net(), method), ground.loader.place, ground.stream))
+    runner = toy_runner(domain(41, seed=1))
+    runner.run(method)
+    assert same(seen[0], by_hand(trueup.adapt(net(), method), runner.loader.place, runner.stream))
 
 
 def test_method_that_answers_with_nan_fails_instead_of_being_measured() -> None:
@@ -369,15 +369,15 @@ def test_method_that_answers_with_nan_fails_instead_of_being_measured() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(ValueError, match="finite"):
-            stage(domain(41, seed=1)).run(Nan())
+            toy_runner(domain(41, seed=1)).run(Nan())
 
 
 def test_a_head_that_does_not_explain_the_logits_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    ground = stage(domain(41, seed=1))
-    alone = ground.run(make_method("t3a", {}), share=False).results
+    runner = toy_runner(domain(41, seed=1))
+    alone = runner.run(make_method("t3a", {}), share=False).results
     monkeypatch.setattr(protocol, "_head", lambda adapter: nn.Linear(24, 6))
-    assert ground.run(make_method("t3a", {})).results == alone
-    assert ground.passes == {"source": None}
+    assert runner.run(make_method("t3a", {})).results == alone
+    assert runner.passes == {"source": None}
 
 
 # Source images before deployment
@@ -394,17 +394,17 @@ def test_method_that_needs_source_images_is_prepared_once(
         asked.append(1)
         return iter(source)
 
-    ground = stage(domain(41, seed=1), domain(30, seed=2), reset=True, prepare=prepare)
+    runner = toy_runner(domain(41, seed=1), domain(30, seed=2), reset=True, prepare=prepare)
     with caplog.at_level(logging.WARNING, logger="trueup"):
-        ground.run(method)
+        runner.run(method)
     assert asked == [1]
     assert not caplog.records
     halves: Seen = []
     for number in (0, 1):
         adapter = trueup.adapt(net(), method)
         adapter.prepare(source)
-        mine = [b for b in ground.stream if ground.loader.place.numbers[b[0]] == number]
-        halves.append(by_hand(adapter, ground.loader.place, mine))
+        mine = [b for b in runner.stream if runner.loader.place.numbers[b[0]] == number]
+        halves.append(by_hand(adapter, runner.loader.place, mine))
     assert np.array_equal(seen[0][0], np.concatenate([probs for probs, _ in halves]))
 
 
@@ -413,7 +413,7 @@ def test_other_methods_are_shown_no_source_images(name: str) -> None:
     def prepare() -> Iterator[Tensor]:
         raise AssertionError("nobody asked for source images")
 
-    stage(domain(20, seed=1), prepare=prepare).run(make_method(name, {}))
+    toy_runner(domain(20, seed=1), prepare=prepare).run(make_method(name, {}))
 
 
 # Several domains
@@ -421,13 +421,13 @@ def test_other_methods_are_shown_no_source_images(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tent", "tsd", "t3a", "lame", "eta"])
 def test_reset_at_a_border_is_a_fresh_adapter(name: str, seen: Seen) -> None:
-    ground = stage(domain(41, seed=1), domain(23, seed=2, shift=1.0), reset=True)
+    runner = toy_runner(domain(41, seed=1), domain(23, seed=2, shift=1.0), reset=True)
     hyper = {"lr": 1e-2} if name in ("tent", "tsd") else {}
-    outcome = ground.run(make_method(name, hyper))
-    place, updates, parts = ground.loader.place, 0, []
+    outcome = runner.run(make_method(name, hyper))
+    place, updates, parts = runner.loader.place, 0, []
     for number in (0, 1):
         adapter = trueup.adapt(net(), name, **hyper)
-        mine = [b for b in ground.stream if place.numbers[b[0]] == number]
+        mine = [b for b in runner.stream if place.numbers[b[0]] == number]
         parts.append(by_hand(adapter, place, mine))
         updates += adapter.updates
     assert same(seen[0], (np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts])))
@@ -436,10 +436,10 @@ def test_reset_at_a_border_is_a_fresh_adapter(name: str, seen: Seen) -> None:
 
 @pytest.mark.parametrize("name", ["tent", "tsd", "t3a"])
 def test_without_reset_one_adapter_goes_on(name: str, seen: Seen) -> None:
-    ground = stage(domain(41, seed=1), domain(23, seed=2, shift=1.0))
-    assert [len(b) for b in ground.stream] == [16, 16, 16, 16]  # the third has images of both
-    ground.run(make_method(name, {}))
-    assert same(seen[0], by_hand(trueup.adapt(net(), name), ground.loader.place, ground.stream))
+    runner = toy_runner(domain(41, seed=1), domain(23, seed=2, shift=1.0))
+    assert [len(b) for b in runner.stream] == [16, 16, 16, 16]  # the third has images of both
+    runner.run(make_method(name, {}))
+    assert same(seen[0], by_hand(trueup.adapt(net(), name), runner.loader.place, runner.stream))
 
 
 @pytest.mark.parametrize("name", ["continual", "mixed", "gradual", "dirichlet", "class-sorted", "label-shift"])
@@ -488,11 +488,11 @@ def test_options_reach_the_stream() -> None:
 
 @pytest.mark.parametrize("name", ["source", "t3a", "tent"])
 def test_broken_images_are_counted_and_labels_stay_aligned(name: str, seen: Seen) -> None:
-    whole = stage(domain(41, seed=1))
+    whole = toy_runner(domain(41, seed=1))
     first, second, third = whole.stream
     broken = [int(first[0]), int(first[5]), *second.tolist(), int(third[-1])]
-    ground = stage(domain(41, seed=1, broken=broken))
-    outcome = ground.run(make_method(name, {}))
+    runner = toy_runner(domain(41, seed=1, broken=broken))
+    outcome = runner.run(make_method(name, {}))
     assert (outcome.results["broken"], outcome.results["images"]) == (len(broken), 41 - len(broken))
     left = [np.array([i for i in b if i not in broken]) for b in whole.stream]
     expected = by_hand(trueup.adapt(net(), name), whole.loader.place, [b for b in left if len(b)])
@@ -516,17 +516,17 @@ def test_broken_image_that_is_shown_three_times_is_counted_three_times(name: str
     """What was shown is what was answered and what was broken: the two numbers have to add up."""
     place = ConcatDomains([domain(12, seed=1, broken=[3])])
     stream = [np.array([0, 3, 5, 0]), np.array([3, 7, 3, 8])]
-    ground = StreamRunner(net(), Loader(place, 16, "half", keep=True), stream)
+    runner = StreamRunner(net(), Loader(place, 16, "half", keep=True), stream)
     for _ in range(2):
-        results = ground.run(make_method(name, {})).results
+        results = runner.run(make_method(name, {})).results
         assert (results["broken"], results["images"], results["broken_files"]) == (3, 5, ["d1[3]"])
 
 
 def test_reset_happens_although_the_batches_around_the_border_are_broken(seen: Seen) -> None:
-    whole = stage(domain(32, seed=1), domain(32, seed=2), reset=True)
+    whole = toy_runner(domain(32, seed=1), domain(32, seed=2), reset=True)
     lost = whole.stream[2] - 32  # the first batch of the second domain
-    ground = stage(domain(32, seed=1), domain(32, seed=2, broken=lost.tolist()), reset=True)
-    ground.run(make_method("tsd", {"lr": 1e-2}))
+    runner = toy_runner(domain(32, seed=1), domain(32, seed=2, broken=lost.tolist()), reset=True)
+    runner.run(make_method("tsd", {"lr": 1e-2}))
     expected = by_hand(trueup.adapt(net(), "tsd", lr=1e-2), whole.loader.place, whole.stream[3:])
     assert np.array_equal(seen[0][0][32:], expected[0])
 
@@ -534,7 +534,7 @@ def test_reset_happens_although_the_batches_around_the_border_are_broken(seen: S
 @pytest.mark.parametrize("name", ["source", "tent"])
 def test_stream_of_broken_images_alone_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match="no image of the stream can be read"):
-        stage(domain(20, seed=1, broken=range(20))).run(make_method(name, {}))
+        toy_runner(domain(20, seed=1, broken=range(20))).run(make_method(name, {}))
 
 
 # Records
@@ -566,8 +566,8 @@ def stored(folder: Path, run: Run, dataset: Dataset) -> Store:
 
 def record_of(folder: Path, run: Run) -> dict[str, Any]:
     dataset = toy()
-    ground = make_runner(run, dataset, stored(folder, run, dataset), Paths(folder))
-    return evaluate(run, ground, dataset, lambda done, of: None, Paths(Path()))
+    runner = make_runner(run, dataset, stored(folder, run, dataset), Paths(folder))
+    return evaluate(run, runner, dataset, lambda done, of: None, Paths(Path()))
 
 
 @pytest.mark.parametrize("method", ["source", "t3a", "tsd", "eata"])
@@ -591,14 +591,14 @@ def test_record_is_one_line_of_json_with_every_knob(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", record["finished"])
 
 
-def test_stage_has_the_targets_images_in_the_runs_order(tmp_path: Path) -> None:
+def test_runner_has_the_targets_images_in_the_runs_order(tmp_path: Path) -> None:
     run, dataset = run_of(limit=20, target="d1+d3", stream="mixed", reset=True), toy()
-    ground = make_runner(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
+    runner = make_runner(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
     expected = make_stream(
         ConcatDomains([dataset.domain("d1"), dataset.domain("d3")]), "mixed", {}, seed=0, batch=16, limit=20, reset=True
     )
-    assert [b.tolist() for b in ground.stream] == [b.tolist() for b in expected]
-    assert (ground.reset, ground.seed) == (True, 0)
+    assert [b.tolist() for b in runner.stream] == [b.tolist() for b in expected]
+    assert (runner.reset, runner.seed) == (True, 0)
 
 
 def test_source_images_are_training_images_of_the_source_domains_alone() -> None:

@@ -79,7 +79,7 @@ def test_finished_runs_are_not_run_again(whole: Path) -> None:
     before, models = (whole / FILE).read_bytes(), sorted((whole / "checkpoints").iterdir())
     stamps = [model.stat().st_mtime_ns for model in models]
     events: list[str] = []
-    summary = run_sweep(make_sweep(SMALL), whole, workers=2, tell=lambda event, job, value: events.append(event))
+    summary = run_sweep(make_sweep(SMALL), whole, workers=2, on_event=lambda event, job, value: events.append(event))
     assert events == []
     assert len(summary.records) == 8
     assert (whole / FILE).read_bytes() == before
@@ -169,7 +169,7 @@ def test_a_training_that_fails_is_named_in_its_runs_alone(tmp_path: Path, monkey
     assert all("training failed" in r["error"] and "no_such" in r["error"] for r in summary.failures)
 
 
-def test_a_plan_groups_runs_by_stage_and_trains_each_model_once(tmp_path: Path) -> None:
+def test_a_plan_groups_runs_by_runner_and_trains_each_model_once(tmp_path: Path) -> None:
     todo: Plan = plan(make_sweep({**SMALL, "batch": [16, 64]}), tmp_path)
     assert len(todo.runs) == 16
     assert len(todo.trainings) == 2

@@ -22,10 +22,10 @@ from trueup.report.traces import Traces
 def test_classes_are_traced_in_the_order_of_the_stream() -> None:
     blank = np.zeros((3, 4, 4, 3), dtype=np.uint8)
     place = ConcatDomains([ArrayDomain("a", blank, np.array([0, 1, 1])), ArrayDomain("b", blank[:1], np.array([2]))])
-    judge = ClassScorer(place)
-    judge.take(torch.tensor([[0.0, 9, 0], [0, 0, 0]]), np.array([2, 0]))
-    judge.take(torch.tensor([[0.0, 0, 1]]), np.array([3]))
-    trace = judge.trace()
+    scorer = ClassScorer(place)
+    scorer.take(torch.tensor([[0.0, 9, 0], [0, 0, 0]]), np.array([2, 0]))
+    scorer.take(torch.tensor([[0.0, 0, 1]]), np.array([3]))
+    trace = scorer.trace()
     assert {key: trace[key].tolist() for key in ("image", "domain", "batch", "label", "prediction")} == {
         "image": [2, 0, 3], "domain": [0, 0, 1], "batch": [0, 0, 1], "label": [1, 0, 2], "prediction": [1, 0, 2],
     }  # fmt: skip
@@ -42,10 +42,10 @@ def test_masks_are_traced_with_their_dice_and_the_last_are_kept() -> None:
     found[1, 1] = 0  # half of it
     found[4] = 2
     place = ConcatDomains([domain("d", case("c", truth))])
-    judge = MaskScorer(place, {"all": (1, 2), "core": (2,)})
+    scorer = MaskScorer(place, {"all": (1, 2), "core": (2,)})
     for at in ([0, 1], [2, 3], [4]):
-        judge.take(torch.stack([sure(found[i]) for i in at]).float(), np.array(at))
-    trace = judge.trace()
+        scorer.take(torch.stack([sure(found[i]) for i in at]).float(), np.array(at))
+    trace = scorer.trace()
     # "core" is nowhere in the first four; in the last it is found where there is none.
     assert trace["dice"] == pytest.approx([1, 2 / 3, 1, 1, (2 * 8 / 24 + 0) / 2])
     assert trace["examples"].shape == (EXAMPLES, 4, 4, 3)

@@ -20,8 +20,8 @@ from trueup.source.checkpoints import (
     load_model,
     read_checkpoint,
     read_header,
-    take_group,
 )
+from trueup.source.external_checkpoints import take_prefix
 from trueup.source.networks import build_network
 from trueup.source.recipe import GivenModel, Recipe, Training
 
@@ -232,6 +232,6 @@ def test_sets_of_tensors_come_apart_again() -> None:
     a, b = {"x": torch.ones(1), "model/x": torch.zeros(1)}, {"x": torch.zeros(2)}
     both = join_groups({"model": a, "kept": b, "swad": {}})
     assert set(both) == {"model/x", "model/model/x", "kept/x"}
-    assert take_group(both, "model") == a
-    assert take_group(both, "kept") == b
-    assert take_group(both, "swad") == {}
+    assert take_prefix(both, "model/") == a
+    assert take_prefix(both, "kept/") == b
+    assert take_prefix(both, "swad/") == {}

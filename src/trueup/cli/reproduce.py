@@ -156,7 +156,5 @@ def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, devi
     jobs = [job.recipe for job in todo.trainings.values() if job.recipe is not None]
     with console.status("timing the networks"):
         time = total_seconds(todo.waiting, jobs, datasets, device)
-    counts = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
-    console.print(
-        f"{counts}: about {format_duration(time)} of network time on this machine's {device}", highlight=False
-    )
+    work = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
+    console.print(f"{work}: about {format_duration(time)} of network time on this machine's {device}", highlight=False)
