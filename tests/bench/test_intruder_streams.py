@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_intruders import loader, net
-from test_stream_runner import domain, run_of, stored, toy
+from test_intruders import loader
 from torch import Tensor
+from toy_jobs import run_of, stored, toy
+from toy_streams import Seen, domain, net
 
 import trueup
-from trueup.bench import scorers
 from trueup.bench.intruders import Intruders, parse_disturbance
 from trueup.bench.jobs import Paths, evaluate, holdout_runners, make_runner
 from trueup.bench.settings import PAPER_METHODS, make_sweep
@@ -28,27 +28,12 @@ from trueup.model.split_model import Output, SplitModel
 from trueup.testing import segnet
 
 SHARES = ("ood:0.25", "replay:0.25", "crafted:0.25")
-Seen = list[tuple[Any, Any]]
 
 
 def toy_runner(text: str, n: int = 50, batch: int = 16) -> StreamRunner:
     what, images, model = parse_disturbance(text), loader(n, shift=1.0), net()
     stream = make_stream(images.place, "iid", {}, seed=0, batch=what.genuine(batch), limit=None, reset=False)
     return StreamRunner(model, images, stream, intruders=Intruders(what, model, images, stream, batch))
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """The probabilities and labels that were measured, run by run."""
-    calls: Seen = []
-    measure = scorers.measure_classes
-
-    def note(probs: Any, labels: Any) -> dict[str, Any]:
-        calls.append((probs, labels))
-        return measure(probs, labels)
-
-    monkeypatch.setattr(scorers, "measure_classes", note)
-    return calls
 
 
 # Who is scored

@@ -35,7 +35,7 @@ from trueup.source.recipe import training_for
         ({"dataset": "fundus-sim", "method": "lame"}, "lame is not for segmentation: it compares all pairs"),
         ({"dataset": "fundus-sim", "method": {"tsd": {"variant": "released"}}}, "no hyper-parameter 'variant'"),
         ({"dataset": "fundus-sim", "network": "smp:unett"}, "no architecture 'unett'; did you mean 'unet'"),
-        ({"dataset": "fundus-sim", "training": {"augment": "shift"}}, "augment='shift' leaves masks behind"),
+        ({"dataset": "fundus-sim", "training": {"augment": "shift"}}, "augment='shift' does not transform masks"),
         ({"dataset": "digits", "training": {"augment": "affine"}}, "augment='affine' is for masks"),
         ({"dataset": "digits", "training": {"multilabel": True}}, "multilabel is for masks"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_scorers import case, domain, sure
+from toy_masks import case, domain, sure
 
 import trueup
 from trueup.bench.scorers import EXAMPLES, SIDE, ClassScorer, MaskScorer, mean_dice, shrink, stack_padded

@@ -102,7 +102,7 @@ def test_flags_are_settings_of_what_networks_see() -> None:
         ("0.5", None, [], "--mean is given alone"),
         (None, "0.5", [], "--std is given alone"),
         ("0.5", "half", [], "--std 'half' must be one number, or three"),
-        ("0.5", "0.5", ["normalize=half"], "do not go with the normalisation 'half'"),
+        ("0.5", "0.5", ["normalize=half"], "contradict the normalisation 'half'"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(mean: str | None, std: str | None, training: list[str], says: str) -> None:

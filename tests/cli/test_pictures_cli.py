@@ -59,7 +59,7 @@ def test_flags_are_settings_of_what_networks_see(root: Path) -> None:
     run = sweep.runs()[0]
     assert (run.source.resize, run.source.range, run.source.size) == ("crop", (-1000.0, 400.0), 32)
     assert given_settings(training=options.training_settings(None, None, None)) == {}
-    with pytest.raises(ValueError, match="--resize 'stretch' is not known: it must be squash, crop, pad"):
+    with pytest.raises(ValueError, match="--resize 'stretch' is unknown: it must be squash, crop, pad"):
         options.training_settings(None, "stretch", None)
 
 

@@ -177,7 +177,7 @@ def test_somebody_elses_file_is_seen_as_the_settings_say(multilabel: bool, model
 
 def test_our_own_file_with_other_classes_is_refused(store: Store, model: nn.Module) -> None:
     store.save(RECIPE, model, REPORT)
-    with pytest.raises(ValueError, match="safetensors knows 3 classes; the dataset has 7"):
+    with pytest.raises(ValueError, match="safetensors has 3 classes; the dataset has 7"):
         load_model(store.path(RECIPE), "digits-net", 7, 8)
 
 
