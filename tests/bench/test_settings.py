@@ -318,7 +318,7 @@ def test_a_network_of_ones_own_that_has_changed_is_another_run_and_recipe(
 
 def test_a_search_with_a_checkpoint_and_a_repeated_domain_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"model")
-    with pytest.raises(ValueError, match="cannot go with a checkpoint"):
+    with pytest.raises(ValueError, match="which a checkpoint does not have"):
         runs(checkpoint=str(tmp_path / "model.pt"), select="source")
     with pytest.raises(ValueError, match="names a domain twice"):
         runs(target="hand+hand", stream="mixed")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import toy_training
 from torch import nn
 from toy_training import (
     RECIPES,
@@ -22,7 +23,6 @@ from toy_training import (
     read,
     recipe,
     same,
-    spy,
     stop,
 )
 
@@ -168,8 +168,8 @@ def test_the_unfinished_file_of_another_recipe_is_not_gone_on_with(unfinished: P
 def test_a_network_that_has_changed_since_starts_anew(
     unfinished: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "net", spy)
-    monkeypatch.setattr(sys.modules[__name__], "layers", lambda n, _: [nn.Flatten(), nn.Linear(3 * SIZE * SIZE, n)])
+    monkeypatch.setattr(toy_training, "net", toy_training.spy)
+    monkeypatch.setattr(toy_training, "layers", lambda n, _: [nn.Flatten(), nn.Linear(3 * SIZE * SIZE, n)])
     with caplog.at_level(logging.WARNING, "trueup"):
         tensors, _ = read(train(RECIPES["adam"], dataset(), Store(unfinished.parent)))
     assert set(tensors) == {"1.weight", "1.bias"}
