@@ -173,7 +173,7 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
     """The classifier, and what it wants to see; `flags` are those of a network of others."""
     from trueup.data.datasets.masked import NAMES
 
-    given = options.given_settings(**flags)
+    given = options.passed(**flags)
     if model is not None:
         if others := [name for name in given if name != "arch"]:
             raise ValueError(f"--{others[0]} does not go with --model: the checkpoint says it")

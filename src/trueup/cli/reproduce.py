@@ -15,7 +15,7 @@ from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan
 from trueup.cli import options
-from trueup.cli.options import given_settings
+from trueup.cli.options import passed
 from trueup.cli.progress import FORMS, print_failures, run_with_bars
 from trueup.report.figures import save
 from trueup.report.palette import labels_of
@@ -59,7 +59,7 @@ def reproduce(
     if not name:
         list_recipes()
         return
-    flags = given_settings(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
         print_estimate(wanted, out, checkpoints, device)

@@ -80,10 +80,8 @@ def segment(
     seen = {"size": size, "normalize": normalize, "mean": mean, "std": std, "grey": grey, "multilabel": multilabel}
     refuse_others(volumes, model=model, size=size, grey=grey, window=window, overlap=overlap)
     network, settings = open_model(model, volumes=volumes, **foreign, **seen)
-    settings |= options.given_settings(
-        labels=tuple(label or ()), field=field, resize=resize, range=limits, overlap=overlap
-    )
-    settings |= {"window": window or SIDES, "batch": batch or 1} if volumes else options.given_settings(batch=batch)
+    settings |= options.passed(labels=tuple(label or ()), field=field, resize=resize, range=limits, overlap=overlap)
+    settings |= {"window": window or SIDES, "batch": batch or 1} if volumes else options.passed(batch=batch)
     name, hyper = parse_method(method)
     setup = Setup(network, **settings, method=name, hyper=hyper, seed=seed, device=device)
     with progress_bar("images") as advance:
@@ -97,7 +95,7 @@ def segment(
 
 def refuse_others(volumes: bool, **flags: Any) -> None:
     """Refuse flags of networks that are 3-D where it is not, and the other way round."""
-    given = options.given_settings(**flags)
+    given = options.passed(**flags)
     if volumes and "model" in given:
         raise ValueError("--model is of `trueup train`, whose networks are 2-D: give --arch, --weights and --classes")
     if others := [name for name in (("size", "grey") if volumes else ("window", "overlap")) if name in given]:
@@ -111,7 +109,7 @@ def refuse_others(volumes: bool, **flags: Any) -> None:
 
 def open_model(model: str | None, *, volumes: bool = False, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
     """The segmenter, and what it wants to see; `flags` are those of a network of others."""
-    given = options.given_settings(**flags)
+    given = options.passed(**flags)
     if model is not None:
         if others := [name for name in given if name != "arch"]:
             raise ValueError(f"--{others[0]} does not go with --model: the checkpoint says it")
@@ -123,7 +121,7 @@ def open_model(model: str | None, *, volumes: bool = False, **flags: Any) -> tup
             raise ValueError(f"{given['weights']} holds its recipe: give it as --model, without --arch")
         settings = {key: given[key] for key in ("size", "grey", "multilabel") if key in given}
         normalize = options.normalization(given.get("mean"), given.get("std"), given.get("normalize"))
-        settings |= options.given_settings(normalize=normalize)
+        settings |= options.passed(normalize=normalize)
         channels = 1 if volumes or given.get("grey") else 3
         network = load_model(given["weights"], given["arch"], given["classes"], given.get("size", Setup.size), channels)
     if volumes:
@@ -147,7 +145,7 @@ def _ours(path: Path, arch: str | None) -> tuple[nn.Module, dict[str, Any]]:
     network, _ = read_checkpoint(path, arch)
     training, known = recipe.training, ON_DISK.get(recipe.dataset.removesuffix("-sim"))
     settings: dict[str, Any] = training.model_dump(include={"size", "normalize", "multilabel", "grey"})
-    settings |= options.given_settings(resize=training.resize, range=training.range)
+    settings |= options.passed(resize=training.resize, range=training.range)
     if recipe.dataset in ON_DISK:
         settings["field"] = getattr(known, "FIELD", None)  # photographs have none
     if training.multilabel and known is not None:
