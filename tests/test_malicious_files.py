@@ -544,7 +544,7 @@ def test_a_forged_training_starts_anew(forgery: str, tmp_path: Path, caplog: pyt
     model.load_state_dict(before)
     fresh: training._TrainingRun = training._TrainingRun(RECIPE, model, [], None)  # type: ignore[arg-type]
     fresh.restore(file)
-    assert re.search(rf"training starts anew: .*{re.escape(file.name)}", caplog.text)
+    assert re.search(rf"training starts over: .*{re.escape(file.name)}", caplog.text)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert (fresh.done, fresh.kept, fresh.optimizer.state_dict()["state"]) == (0, {}, {})
     assert (fresh.swad.steps, fresh.swad.segment) == (0, {})

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from toy_streams import net
 
 from trueup.bench import intruders as disturb
 from trueup.bench.intruders import (
@@ -26,15 +27,6 @@ from trueup.testing import convnet, images, patchnet
 
 ALL = ("nan", "huge", "ood:0.1", "ood:0.5", "replay:0.25", "crafted:0.25")
 Batches = list[tuple[Tensor, Any]]
-
-
-def net() -> nn.Sequential:
-    """Trained on images whose values are 127.5 / 40 times as large as the loader's."""
-    model = convnet()
-    first = model.get_submodule("conv0")
-    assert isinstance(first, nn.Conv2d)
-    first.weight.data *= 127.5 / 40
-    return model
 
 
 def loader(n: int = 50, shift: float = 0.5) -> Loader:

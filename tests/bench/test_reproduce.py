@@ -233,7 +233,7 @@ def test_data_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         folder = tmp_path / "pacs" / domain / "dog"
         folder.mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(folder / "0.png")
-    with pytest.raises(ValueError, match="this pacs lacks sketch, so its numbers would not be beside the paper's"):
+    with pytest.raises(ValueError, match="this pacs lacks sketch, so its numbers cannot be compared with the paper's"):
         make_reproduction("ablation", data=str(tmp_path)).runs()
     (tmp_path / "pacs" / "sketch" / "dog").mkdir(parents=True)
     Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / "pacs" / "sketch" / "dog" / "0.png")

@@ -122,7 +122,7 @@ def test_limit_of_the_user_and_of_the_scenario(limit: int | None, expected: tupl
     assert tuple(found[name][0].limit for name in ("batch-1", "iid", "long")) == expected
 
 
-def test_methods_of_a_scenario_share_a_stage(tmp_path: Path) -> None:
+def test_methods_of_a_scenario_share_a_runner(tmp_path: Path) -> None:
     test = stress(target="hand", seed=[0, 1], method=["source", "tent", "tsd", "tsd:preset=safe"])
     todo = plan(test, tmp_path)
     assert len(todo.jobs) == 2 * len(SCENARIOS)

@@ -176,7 +176,7 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     assert "Traceback" not in said
 
 

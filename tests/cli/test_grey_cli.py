@@ -88,9 +88,9 @@ def test_every_command_that_takes_a_model_has_the_flags(verb: str) -> None:
 
 def test_flags_are_settings_of_what_networks_see() -> None:
     words = options.training_settings(["size=8"], None, None, "0.1,0.2,0.3", "0.25", None)
-    sweep = make_sweep(options.given_settings(training=words))
+    sweep = make_sweep(options.passed(training=words))
     assert sweep.training == {"size": 8, "normalize": [[0.1, 0.2, 0.3], [0.25, 0.25, 0.25]]}
-    assert options.given_settings(training=options.training_settings(None, None, None, None, None, True)) == {
+    assert options.passed(training=options.training_settings(None, None, None, None, None, True)) == {
         "training": {"grey": True}
     }
     assert options.training_settings(None, None, None, "0.5", "0.5", None) == ["normalize=half"]
@@ -102,7 +102,7 @@ def test_flags_are_settings_of_what_networks_see() -> None:
         ("0.5", None, [], "--mean is given alone"),
         (None, "0.5", [], "--std is given alone"),
         ("0.5", "half", [], "--std 'half' must be one number, or three"),
-        ("0.5", "0.5", ["normalize=half"], "do not go with the normalisation 'half'"),
+        ("0.5", "0.5", ["normalize=half"], "contradict the normalisation 'half'"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(mean: str | None, std: str | None, training: list[str], says: str) -> None:

@@ -20,8 +20,8 @@ from trueup.source.checkpoints import (
     load_model,
     read_checkpoint,
     read_header,
-    take_group,
 )
+from trueup.source.external_checkpoints import take_prefix
 from trueup.source.networks import build_network
 from trueup.source.recipe import GivenModel, Recipe, Training
 
@@ -177,7 +177,7 @@ def test_somebody_elses_file_is_seen_as_the_settings_say(multilabel: bool, model
 
 def test_our_own_file_with_other_classes_is_refused(store: Store, model: nn.Module) -> None:
     store.save(RECIPE, model, REPORT)
-    with pytest.raises(ValueError, match="safetensors knows 3 classes; the dataset has 7"):
+    with pytest.raises(ValueError, match="safetensors has 3 classes; the dataset has 7"):
         load_model(store.path(RECIPE), "digits-net", 7, 8)
 
 
@@ -232,6 +232,6 @@ def test_sets_of_tensors_come_apart_again() -> None:
     a, b = {"x": torch.ones(1), "model/x": torch.zeros(1)}, {"x": torch.zeros(2)}
     both = join_groups({"model": a, "kept": b, "swad": {}})
     assert set(both) == {"model/x", "model/model/x", "kept/x"}
-    assert take_group(both, "model") == a
-    assert take_group(both, "kept") == b
-    assert take_group(both, "swad") == {}
+    assert take_prefix(both, "model/") == a
+    assert take_prefix(both, "kept/") == b
+    assert take_prefix(both, "swad/") == {}

@@ -150,7 +150,7 @@ def test_numpy_scalars_that_hold_objects_are_refused(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return np.float64(0).__reduce__()[0], (np.dtype("O"), "text")
 
-    assert_refused(saved({"args": Odd(), "model_dict": {}}, tmp_path), "a numpy value of type 'O8' is no setting")
+    assert_refused(saved({"args": Odd(), "model_dict": {}}, tmp_path), "a numpy value of type 'O8' is not a setting")
 
 
 def test_what_the_process_allows_for_its_own_files_is_not_allowed_here(tmp_path: Path) -> None:
@@ -337,13 +337,13 @@ def test_files_without_a_state_dict(content: object, tmp_path: Path) -> None:
 def test_damaged_files(cut: int, tmp_path: Path) -> None:
     path = saved(fresh().state_dict(), tmp_path)
     path.write_bytes(path.read_bytes()[:cut])
-    assert_refused(path, "is no checkpoint of torch, or was cut off")
+    assert_refused(path, "is not a torch checkpoint, or was cut off")
 
 
 def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_text("hello, world")
-    assert_refused(tmp_path / "x.pkl", "is no checkpoint of torch, or was cut off")
+    assert_refused(tmp_path / "x.pkl", "is not a torch checkpoint, or was cut off")
     (tmp_path / "x.safetensors").write_text("hello, world")
-    assert_refused(tmp_path / "x.safetensors", "is no safetensors file, or was cut off")
+    assert_refused(tmp_path / "x.safetensors", "is not a safetensors file, or was cut off")
     with pytest.raises(FileNotFoundError, match="there is no file"):
         load_external(tmp_path / "none", fresh(), EXAMPLE)

@@ -21,7 +21,7 @@ def test_a_network_by_its_name_takes_one_channel(name: str) -> None:
 
 
 def test_networks_of_torchvision_have_three() -> None:
-    with pytest.raises(ValueError, match=r"torchvision's resnet18 takes three channels, not 1: take one of timm"):
+    with pytest.raises(ValueError, match=r"torchvision's resnet18 takes three channels, not 1: use one of timm"):
         build_network("torchvision/resnet18", 4, channels=1)
 
 

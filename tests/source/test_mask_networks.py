@@ -138,7 +138,7 @@ def test_imagenet_without_a_network(name: str) -> None:
 
 def test_library_that_is_not_installed_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
-    with pytest.raises(ImportError, match=r"segmentation_models_pytorch is not installed; pip install 'trueup\[seg\]'"):
+    with pytest.raises(ImportError, match=r"segmentation_models_pytorch is not installed: pip install 'trueup\[seg\]'"):
         build_network("smp:unet", 3)
     assert build_network("small-unet", 3)  # needs nobody
 

@@ -256,11 +256,11 @@ def test_a_domain_of_one_patient_alone_has_nobody_to_hold_out(tmp_path: Path) ->
 
 
 def test_a_classifier_is_refused_for_masks_and_the_other_way_round(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a mask takes a segmenter"):
+    with pytest.raises(ValueError, match="a mask needs a segmenter"):
         train(recipe("digits-net"), scans.dataset(), Store(tmp_path))
     plain = scans.dataset()
     classes = Dataset("scans", ("a", "b", "c", "d", "e"), plain.targets, plain.open)
-    with pytest.raises(ValueError, match="one class per image takes a classifier"):
+    with pytest.raises(ValueError, match="one class per image needs a classifier"):
         train(recipe(augment="none"), classes, Store(tmp_path))
 
 

@@ -118,7 +118,7 @@ def test_unknown_names(name: str, near: str | None) -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="at least one output, not 0"):
         build_network("digits-net", 0)
-    with pytest.raises(ValueError, match='weights=\'imagnet\' is neither "none" nor "imagenet"'):
+    with pytest.raises(ValueError, match='weights=\'imagnet\' must be "none", "imagenet"'):
         build_network("digits-net", 5, weights="imagnet")
 
 
@@ -262,7 +262,7 @@ def test_imagenet_without_a_network(name: str, function: str, monkeypatch: pytes
 
 
 def test_own_networks_have_no_imagenet_weights() -> None:
-    with pytest.raises(ValueError, match="'digits-net' has no ImageNet weights; take weights from a local file"):
+    with pytest.raises(ValueError, match="'digits-net' has no ImageNet weights; give a file of weights"):
         build_network("digits-net", 5, weights="imagenet")
 
 

@@ -90,12 +90,12 @@ def test_a_sure_and_right_answer_costs_nothing_and_the_slope_leads_there(multila
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1, 1), (2, 3, 4, 8)])
 def test_a_network_that_gives_no_mask_of_that_size_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"answers with \(2, 3.*masks are \(2, 8, 8\); a mask takes a segmenter"):
+    with pytest.raises(ValueError, match=r"returns \(2, 3.*masks are \(2, 8, 8\); a mask needs a segmenter"):
         segment().loss(torch.zeros(shape), torch.zeros(2, 8, 8, dtype=torch.long))
 
 
 def test_a_network_that_gives_a_mask_is_no_classifier() -> None:
-    with pytest.raises(ValueError, match=r"answers with \(2, 3, 8, 8\); one class per image takes a classifier"):
+    with pytest.raises(ValueError, match=r"returns \(2, 3, 8, 8\); one class per image needs a classifier"):
         Classify(Training()).loss(torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))
 
 
@@ -165,13 +165,13 @@ def test_the_dataset_says_which_task_it_is() -> None:
 
 
 def test_one_class_is_no_task() -> None:
-    with pytest.raises(ValueError, match="at least two classes to tell apart, and x has one"):
+    with pytest.raises(ValueError, match="at least two classes, but x has one"):
         task_of(Dataset("x", ("a",), ("d",), scans.domain), Training())
 
 
 @pytest.mark.parametrize("augment", ["shift", "domainbed"])
 def test_augmentation_that_moves_the_image_alone_is_refused_for_masks(augment: str) -> None:
-    with pytest.raises(ValueError, match=f"augment='{augment}' leaves masks behind; use affine or none"):
+    with pytest.raises(ValueError, match=f"augment='{augment}' does not transform masks; use affine or none"):
         segment(augment=augment)
 
 

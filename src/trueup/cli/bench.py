@@ -11,7 +11,7 @@ from trueup.bench.records import FILE
 from trueup.bench.settings import make_sweep, read_sweep
 from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
-from trueup.cli.options import given_settings
+from trueup.cli.options import passed
 from trueup.cli.progress import print_failures, run_with_bars
 from trueup.cli.report import print_tables
 
@@ -54,7 +54,7 @@ def bench(
     """Compare methods: datasets × networks × targets × streams × batches × seeds × methods."""
     training = options.training_settings(training, resize, limits, mean, std, grey)
     select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted] or None
-    flags = given_settings(
+    flags = passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
         limit=limit, reset=reset, select=select, plugin=plugin,

@@ -173,7 +173,7 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
     """Return the classifier and its view of images; `flags` describe a network without a recipe."""
     from trueup.data.datasets.masked import NAMES
 
-    given = options.given_settings(**flags)
+    given = options.passed(**flags)
     options.check_model_flags(model, given)
     if model is not None:
         recipe = recipe_in(Path(model))

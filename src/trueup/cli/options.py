@@ -92,7 +92,7 @@ def training_settings(
     return words
 
 
-def given_settings(**flags: Any) -> dict[str, Any]:
+def passed(**flags: Any) -> dict[str, Any]:
     """Return the flags that were given, as settings."""
     values = {key: value for key, value in flags.items() if value not in (None, [], ())}
     for key in ("training", "stream_options"):

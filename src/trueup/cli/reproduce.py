@@ -15,7 +15,7 @@ from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan
 from trueup.cli import options
-from trueup.cli.options import given_settings
+from trueup.cli.options import passed
 from trueup.cli.progress import FORMS, print_failures, run_with_bars
 from trueup.report.figures import save_figure
 from trueup.report.palette import curve_labels
@@ -59,7 +59,7 @@ def reproduce(
     if not name:
         list_recipes()
         return
-    flags = given_settings(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
         print_estimate(wanted, out, checkpoints, device)
@@ -156,7 +156,5 @@ def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, devi
     jobs = [job.recipe for job in todo.trainings.values() if job.recipe is not None]
     with console.status("timing the networks"):
         time = total_seconds(todo.waiting, jobs, datasets, device)
-    counts = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
-    console.print(
-        f"{counts}: about {format_duration(time)} of network time on this machine's {device}", highlight=False
-    )
+    work = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
+    console.print(f"{work}: about {format_duration(time)} of network time on this machine's {device}", highlight=False)

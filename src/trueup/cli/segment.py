@@ -78,8 +78,8 @@ def segment(
     check_volume_flags(volumes, model=model, size=size, grey=grey, window=window, overlap=overlap)
     network, settings = open_segmenter(model, volumes=volumes, **foreign, **seen)
     seen_too = {"field": field, "resize": resize, "range": limits, "overlap": overlap}
-    settings |= options.given_settings(labels=tuple(label or ()), **seen_too)
-    settings |= {"window": window or SIDES, "batch": batch or 1} if volumes else options.given_settings(batch=batch)
+    settings |= options.passed(labels=tuple(label or ()), **seen_too)
+    settings |= {"window": window or SIDES, "batch": batch or 1} if volumes else options.passed(batch=batch)
     name, hyper = parse_method(method)
     config = SegmentConfig(network, **settings, method=name, hyper=hyper, seed=seed, device=device)
     with progress_bar("images") as advance:
@@ -93,7 +93,7 @@ def segment(
 
 def check_volume_flags(volumes: bool, **flags: Any) -> None:
     """Refuse flags for 3-D networks without --volumes, and those for 2-D networks with it."""
-    given = options.given_settings(**flags)
+    given = options.passed(**flags)
     if volumes and "model" in given:
         raise ValueError("--model is from `trueup train`, whose networks are 2-D: give --arch, --weights and --classes")
     if others := [name for name in (("size", "grey") if volumes else ("window", "overlap")) if name in given]:
@@ -107,7 +107,7 @@ def check_volume_flags(volumes: bool, **flags: Any) -> None:
 
 def open_segmenter(model: str | None, *, volumes: bool = False, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
     """Return the segmenter and its view of images; `flags` describe a network without a recipe."""
-    given = options.given_settings(**flags)
+    given = options.passed(**flags)
     options.check_model_flags(model, given)
     if model is not None:
         network, settings = _from_recipe(Path(model), given.get("arch"))
@@ -116,7 +116,7 @@ def open_segmenter(model: str | None, *, volumes: bool = False, **flags: Any) ->
             raise ValueError(f"{given['weights']} has a recipe: give it as --model, without --arch")
         settings = {key: given[key] for key in ("size", "grey", "multilabel") if key in given}
         normalize = options.normalization(given.get("mean"), given.get("std"), given.get("normalize"))
-        settings |= options.given_settings(normalize=normalize)
+        settings |= options.passed(normalize=normalize)
         channels = 1 if volumes or given.get("grey") else 3
         size = given.get("size", SegmentConfig.size)
         network = load_model(given["weights"], given["arch"], given["classes"], size, channels)
@@ -141,7 +141,7 @@ def _from_recipe(path: Path, arch: str | None) -> tuple[nn.Module, dict[str, Any
     network, _ = read_checkpoint(path, arch)
     training, known = recipe.training, ON_DISK.get(recipe.dataset.removesuffix("-sim"))
     settings: dict[str, Any] = training.model_dump(include={"size", "normalize", "multilabel", "grey"})
-    settings |= options.given_settings(resize=training.resize, range=training.range)
+    settings |= options.passed(resize=training.resize, range=training.range)
     if recipe.dataset in ON_DISK:
         settings["field"] = getattr(known, "FIELD", None)  # photographs have none
     if training.multilabel and known is not None:

@@ -15,7 +15,7 @@ from trueup.bench.settings import read_settings
 from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, label_of, make_stress, scenario_of
 from trueup.bench.sweep import Plan, plan, sort_records
 from trueup.cli import options
-from trueup.cli.options import given_settings
+from trueup.cli.options import passed
 from trueup.cli.progress import FORMS, print_failures, run_with_bars, write_tables
 from trueup.report.heatmap import heatmap
 from trueup.report.render import render_table
@@ -71,7 +71,7 @@ def stress(
 ) -> None:
     """Test methods in difficult scenarios and compare each with the frozen source."""
     training = options.training_settings(training, resize, limits, mean, std, grey)
-    flags = given_settings(
+    flags = passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
     )  # fmt: skip

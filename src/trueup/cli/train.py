@@ -14,7 +14,7 @@ from trueup.bench.jobs import run_job
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import CHECKPOINTS, plan
 from trueup.cli import options
-from trueup.cli.options import given_settings
+from trueup.cli.options import passed
 from trueup.cli.progress import progress_bar
 from trueup.source.checkpoints import Store, read_header
 
@@ -41,7 +41,7 @@ def train(
     A stopped training resumes from its last save; a finished one is not repeated.
     """
     training = options.training_settings(training, resize, limits, mean, std, grey)
-    flags = given_settings(
+    flags = passed(
         dataset=dataset,
         root=root,
         target=target,
