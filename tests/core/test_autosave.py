@@ -57,7 +57,7 @@ def resume(folder: str) -> None:
 
 
 def process(job: str, folder: Path) -> list[str]:
-    code = f"import torch; torch.set_num_threads(1); import test_keeper; test_keeper.{job}({str(folder)!r})"
+    code = f"import torch; torch.set_num_threads(1); import test_autosave; test_autosave.{job}({str(folder)!r})"
     return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); {code}"]
 
 
