@@ -1,28 +1,11 @@
 """Every registered method keeps the shipped contract."""
 
-from typing import Any
-
 import pytest
+from small import SMALL
 
 import trueup
 from trueup.testing import CHECKS, Case, SkipCheck, kinds
 
-# Small hyper-parameters reach within a short stream what defaults reach late or never: memories that are full, updates
-# in the middle of a batch, votes of neighbours, fresh starts.
-SMALL: dict[tuple[str, str], dict[str, Any]] = {
-    ("adacontrast", "classification"): {"warmup": 24, "capacity": 60, "neighbors": 3},
-    ("cotta", "classification"): {"views": 4, "chunk": 48},
-    ("memo", "classification"): {"views": 3},
-    ("note", "classification"): {"capacity": 20, "every": 20},
-    ("rdumb", "classification"): {"every": 4},
-    ("rdumb", "segmentation"): {"every": 4},
-    ("rotta", "classification"): {"capacity": 20, "every": 20},
-    ("t3a", "classification"): {"per_class": 5},
-    ("tast", "classification"): {"per_class": 5, "members": 3},
-    ("tast-bn", "classification"): {"per_class": 4, "capacity": 18},
-    ("tsd", "classification"): {"per_class": 5},
-    ("tsd", "segmentation"): {"neighbors": 8, "samples": 8, "queries": 128},
-}
 BATCH = {"memo": 8}  # one image after the other, each with views and a fresh start
 
 # These checks run at the defaults: two judge a method as users get it, and one shows that the defaults run at all.
@@ -55,8 +38,9 @@ EXPECTED_FAILURES = {
 }
 
 
+PAPER = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")  # the table of TSD's paper
 PAIRS = [
-    (name, kind)
+    pytest.param(name, kind, marks=() if name in PAPER else pytest.mark.beyond_quick)
     for task in ("classification", "segmentation")
     for name in trueup.list_methods(task)
     for kind in kinds(trueup.get_method(name, task))

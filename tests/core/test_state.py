@@ -25,9 +25,10 @@ def adapted(method: str = "tsd", batches: int = 3, **hyper: object) -> trueup.Ad
 
 
 CONTINUE = """
-import sys, torch, trueup
+import sys
+sys.path.insert(0, sys.argv[2])
+import conftest, torch, trueup
 from trueup.testing import convnet, images
-torch.set_num_threads(1)
 for method in trueup.list_methods():
     adapter = trueup.adapt(convnet(), method)
     adapter.load(f"{sys.argv[1]}/{method}.safetensors")
@@ -41,7 +42,7 @@ def test_a_new_process_goes_on_to_the_bit(tmp_path: Path) -> None:
     adapters = {method: adapted(method) for method in trueup.list_methods()}
     for method, adapter in adapters.items():
         adapter.save(tmp_path / f"{method}.safetensors")
-    subprocess.run([sys.executable, "-c", CONTINUE, tmp_path], check=True)
+    subprocess.run([sys.executable, "-c", CONTINUE, tmp_path, Path(__file__).parent.parent], check=True)
     for method, adapter in adapters.items():
         answers = torch.load(tmp_path / f"{method}.pt", weights_only=True)
         for x, answer in zip(XS[3:], answers, strict=True):
