@@ -365,12 +365,12 @@ MUTANTS = [
     (
         "loading: channels normalised with the wrong deviation",
         "data/loading.py",
-        "x.sub_(self.mean).div_(self.std)",
-        "x.sub_(self.mean).div_(self.mean)",
+        "x.sub_(mean).div_(std)",
+        "x.sub_(mean).div_(mean)",
     ),
     ("pictures: 12 bits pass for dark 16", "data/pictures.py", "(high > UNCLEAR or high == 0)", "True"),
     ("pictures: only the upper byte of deep colours", "data/pictures.py", "np.asarray(upper << 8 | lower)", "upper"),
-    ("pictures: a crop is squashed", "data/pictures.py", "image = as_square(image, reading.resize)", "pass"),
+    ("pictures: a crop is squashed", "data/pictures.py", "image = make_square(image, reading.resize)", "pass"),
     (
         "scanning: links back up are followed",
         "data/scanning.py",
@@ -530,8 +530,8 @@ MUTANTS = [
     (
         "masks: classes are enlarged, not probabilities",
         "data/slices.py",
-        "volume.put_back(scores, outside).argmax(axis=0)",
-        "volume.put_back((scores == scores.max(axis=0)).astype(np.float32), outside).argmax(axis=0)",
+        "volume.paste_back(scores, outside).argmax(axis=0)",
+        "volume.paste_back((scores == scores.max(axis=0)).astype(np.float32), outside).argmax(axis=0)",
     ),
     (
         "masks: slices that were not shown count",

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueup.bench.scorers import ClassJudge, MaskJudge
 from trueup.data.domains import ArrayDomain
 from trueup.data.loading import ConcatDomains
-from trueup.data.slices import Box, Case, SliceDomain, Volume, whole
+from trueup.data.slices import Box, LabelledCase, SliceDomain, Volume, full_box
 
 STRUCTURES = {"all": (1, 2), "core": (2,)}
 Masks = dict[str, NDArray[np.bool_]]
@@ -24,14 +24,16 @@ def sure(mask: Any, channels: int = 3) -> Tensor:
     return 40 * torch.nn.functional.one_hot(torch.as_tensor(np.asarray(mask, dtype=np.int64)), channels).movedim(-1, 0)
 
 
-def case(name: str, mask: Any, box: Box | None = None, spacing: tuple[float, float, float] = (3.0, 1.0, 1.0)) -> Case:
+def case(
+    name: str, mask: Any, box: Box | None = None, spacing: tuple[float, float, float] = (3.0, 1.0, 1.0)
+) -> LabelledCase:
     masks = np.asarray(mask, dtype=np.uint8)
     image = np.zeros((*masks.shape, 1), dtype=np.uint8)
-    made = Volume(image, masks, spacing, box or whole(*masks.shape[1:]))
-    return Case(name, len(masks), lambda: made)
+    made = Volume(image, masks, spacing, box or full_box(*masks.shape[1:]))
+    return LabelledCase(name, len(masks), lambda: made)
 
 
-def domain(name: str, *cases: Case) -> SliceDomain:
+def domain(name: str, *cases: LabelledCase) -> SliceDomain:
     return SliceDomain(name, cases)
 
 
@@ -341,7 +343,7 @@ def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
     mask = np.zeros((10, 4, 4), dtype=np.uint8)
     mask[0, 1:3, 1:3] = 1
     volume = Volume(np.zeros((10, 4, 4, 1), dtype=np.uint8), mask, (5.0, 1.0, 1.0), (0, 0, 4, 4))
-    place = ConcatDomains([SliceDomain("d", [Case("a", 10, lambda: volume)])])
+    place = ConcatDomains([SliceDomain("d", [LabelledCase("a", 10, lambda: volume)])])
     judge = MaskJudge(place, {"lv": (1,)})
     empty, there = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
     empty[0], there[0] = 9.0, 9.0
@@ -355,7 +357,9 @@ def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
 def test_cases_of_one_name_are_both_kept() -> None:
     mask = np.ones((1, 4, 4), dtype=np.uint8)
     volume = Volume(np.zeros((1, 4, 4, 1), dtype=np.uint8), mask, (1.0, 1.0, 1.0), (0, 0, 4, 4))
-    place = ConcatDomains([SliceDomain("d", [Case("a", 1, lambda: volume, "p"), Case("a", 1, lambda: volume, "q")])])
+    place = ConcatDomains(
+        [SliceDomain("d", [LabelledCase("a", 1, lambda: volume, "p"), LabelledCase("a", 1, lambda: volume, "q")])]
+    )
     judge = MaskJudge(place, {"disc": (1,)})
     right, wrong = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
     right[1], wrong[0] = 1.0, 1.0

@@ -74,14 +74,14 @@ def test_images_are_known_by_their_extension_in_any_case(tmp_path: Path, name: s
 
 def test_what_is_no_image_is_named_and_left_out(tmp_path: Path) -> None:
     put(tmp_path, "day/cat/1.png", "day/cat/Thumbs.db", "day/cat/notes.txt", "day/cat/png", "day/list.csv")
-    tree = folders.scan(tmp_path)
+    tree = folders.scan_image_folder(tmp_path)
     assert sorted(tree.others) == ["day/cat/Thumbs.db", "day/cat/notes.txt", "day/cat/png", "day/list.csv"]
     assert tree.domains == {"day": [("day/cat/1.png", "cat")]}
 
 
 def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
     put(tmp_path, "day/cat/1.png", "day/cat/.DS_Store", "day/.DS_Store", "day/.cache/1.png", ".git/cat/1.png")
-    tree = folders.scan(tmp_path)
+    tree = folders.scan_image_folder(tmp_path)
     assert tree.domains == {"day": [("day/cat/1.png", "cat")]}
     assert tree.others == []
 
@@ -93,14 +93,14 @@ def test_hidden_files_that_end_like_images_are_passed_over(tmp_path: Path) -> No
 
 def test_a_folder_that_is_called_like_an_image_is_none(tmp_path: Path) -> None:
     put(tmp_path, "day/cat/1.jpg", "day/cat/2.jpg/3.jpg")
-    tree = folders.scan(tmp_path)
+    tree = folders.scan_image_folder(tmp_path)
     assert tree.domains == {"day": [("day/cat/1.jpg", "cat")]}
     assert tree.others == ["day/cat/2.jpg"]
 
 
 def test_images_deeper_down_are_not_read_but_their_folder_is_named(tmp_path: Path) -> None:
     put(tmp_path, "day/cat/1.jpg", "day/cat/more/2.jpg")
-    tree = folders.scan(tmp_path)
+    tree = folders.scan_image_folder(tmp_path)
     assert tree.domains == {"day": [("day/cat/1.jpg", "cat")]}
     assert tree.others == ["day/cat/more"]
 
@@ -146,7 +146,7 @@ def test_domains_come_in_the_card_s_order_and_extra_folders_are_no_domains(tmp_p
     put(tmp_path, "splits/emu/1.jpg")
     assert open_dataset("pacs", tmp_path).targets == ("art_painting", "cartoon", "photo", "sketch")
     assert open_dataset("pacs", tmp_path).classes == ("dog",)
-    assert folders.scan(tmp_path, CARDS["pacs"]).unknown == ["splits"]
+    assert folders.scan_image_folder(tmp_path, CARDS["pacs"]).unknown == ["splits"]
 
 
 def test_a_missing_domain_is_refused_with_what_there_is(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_both_lists_of_domainnet_are_read_and_an_image_in_both_comes_once(tmp_pa
 def test_a_listed_file_that_is_missing_is_named_and_left_out(tmp_path: Path) -> None:
     put(tmp_path, "clipart/airplane/1.jpg")
     (tmp_path / "clipart_train.txt").write_text("clipart/airplane/1.jpg 1\nclipart/airplane/2.jpg 1\n")
-    tree = folders.scan(tmp_path, CARDS["domainnet"])
+    tree = folders.scan_image_folder(tmp_path, CARDS["domainnet"])
     assert tree.missing == ["clipart/airplane/2.jpg"]
     assert files("domainnet", tmp_path, "clipart") == ["clipart/airplane/1.jpg"]
 
@@ -390,7 +390,7 @@ def test_python_objects_are_refused_and_no_code_is_run(corrupted: Path, file: st
         (corrupted / file).write_bytes(pickle.dumps(payload))
     else:
         np.save(corrupted / file, np.array([payload] * 20, dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match=rf"{file} is no array of numbers"):
+    with pytest.raises(ValueError, match=rf"{file} is not an array of numbers"):
         open_dataset("cifar10-c", corrupted).domain("fog")
     assert not trace.exists()
     pickle.loads(pickle.dumps(payload))  # the payload does work
@@ -400,14 +400,14 @@ def test_python_objects_are_refused_and_no_code_is_run(corrupted: Path, file: st
 @pytest.mark.parametrize("content", [b"", b"some text", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x10\x00{'descr': '|u1'"])
 def test_files_that_are_no_arrays_are_refused(corrupted: Path, content: bytes) -> None:
     (corrupted / "fog.npy").write_bytes(content)
-    with pytest.raises(ValueError, match=r"fog\.npy is no array of numbers"):
+    with pytest.raises(ValueError, match=r"fog\.npy is not an array of numbers"):
         open_dataset("cifar10-c", corrupted).domain("fog")
 
 
 def test_an_array_that_is_cut_off_is_refused(corrupted: Path) -> None:
     whole = (corrupted / "fog.npy").read_bytes()
     (corrupted / "fog.npy").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"fog\.npy is no array of numbers"):
+    with pytest.raises(ValueError, match=r"fog\.npy is not an array of numbers"):
         open_dataset("cifar10-c", corrupted).domain("fog")
 
 
@@ -471,7 +471,7 @@ def test_without_the_clean_set_classes_have_numbers_for_names(corrupted: Path, n
 def test_a_clean_file_of_another_size_is_refused(tmp_path: Path, size: int) -> None:
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary/train.bin").write_bytes(bytes(size))
-    with pytest.raises(ValueError, match=rf"train\.bin has {size} bytes, which is no multiple of 3074"):
+    with pytest.raises(ValueError, match=rf"train\.bin has {size} bytes, which is not a multiple of 3074"):
         open_dataset("cifar100-c", tmp_path).domain("clean")
 
 
@@ -523,7 +523,7 @@ def test_missing_corruptions_severities_and_synsets_are_named(tmp_path: Path) ->
         dataset.domain("fog-2")
     with pytest.raises(ValueError, match="snow is missing"):
         dataset.domain("snow-1")
-    with pytest.raises(ValueError, match="fog/3 holds no folders of synsets"):
+    with pytest.raises(ValueError, match="fog/3 holds no synset folders"):
         dataset.domain("fog-3")
     with pytest.raises(ValueError, match="'mist-1'"):
         dataset.domain("mist-1")
@@ -532,4 +532,4 @@ def test_missing_corruptions_severities_and_synsets_are_named(tmp_path: Path) ->
 def test_clean_images_of_imagenet_are_not_read(tmp_path: Path) -> None:
     assert open_dataset("imagenet-c", tmp_path).sources(["fog"]) == ("clean",)
     with pytest.raises(ValueError, match="trained on ImageNet already"):
-        imagenet.domain(tmp_path, "clean")
+        imagenet.imagenet_domain(tmp_path, "clean")

@@ -19,7 +19,7 @@ ONE = np.zeros_like(LABELS)
 THREE = np.random.default_rng(7).permutation(np.repeat([0, 1, 2], len(LABELS) // 3))  # unlike the labels' pattern
 NAMES = list(streams.STREAMS)
 SEVERAL = [name for name in NAMES if name != "iid"]  # iid takes one domain
-WHOLE = [name for name in SEVERAL if name not in streams.CHOOSY]  # the others leave images out
+WHOLE = [name for name in SEVERAL if name not in streams.SUBSAMPLING]  # the others leave images out
 
 
 def runs(values: Array) -> list[tuple[int, int]]:
@@ -53,7 +53,11 @@ def test_every_image_comes_once(data: tuple[Array, Array], seed: int) -> None:
         assert order.dtype == np.int64
         seen = Counter(order.tolist())
         assert set(seen.values()) == {1}
-        assert set(seen) <= set(range(len(labels))) if name in streams.CHOOSY else set(seen) == set(range(len(labels)))
+        assert (
+            set(seen) <= set(range(len(labels)))
+            if name in streams.SUBSAMPLING
+            else set(seen) == set(range(len(labels)))
+        )
     assert sorted(streams.iid(labels, np.zeros_like(domains), seed)) == list(range(len(labels)))
     assert np.array_equal(labels, before[0])
     assert np.array_equal(domains, before[1])
@@ -173,7 +177,7 @@ def test_class_sorted_changes_class_as_rarely_as_can_be() -> None:
     assert order[:EACH].tolist() != sorted(order[:EACH].tolist())  # the images of a class are shuffled too
 
 
-@pytest.mark.parametrize("name", ["continual", "dirichlet", "class-sorted", "cases", *streams.CHOOSY])
+@pytest.mark.parametrize("name", ["continual", "dirichlet", "class-sorted", "cases", *streams.SUBSAMPLING])
 def test_domains_come_in_the_order_of_their_numbers(name: str) -> None:
     domains = np.array([5, 0, 11])[THREE]  # in the order of the images, 5 may come first
     order = streams.order(name, LABELS, domains, 0)

@@ -15,12 +15,12 @@ import SimpleITK as sitk  # noqa: N813
 from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 
 from trueup.data.domains import BrokenImageError
-from trueup.data.labelled import Coding, read_labelled
-from trueup.data.slices import window
+from trueup.data.labelled_volumes import LabelCoding, read_labelled_volume
+from trueup.data.slices import window_to_uint8
 from trueup.data.volumes import count_slices, read_volume, write_mask
 
 X, Y, Z = 24, 20, 5
-CODING = Coding("hearts", {0: 0, 200: 2, 500: 3, 600: 1})
+CODING = LabelCoding("hearts", {0: 0, 200: 2, 500: 3, 600: 1})
 
 
 def numbers(shape: tuple[int, ...] = (X, Y, Z), dtype: str = "int16") -> np.ndarray:
@@ -378,7 +378,7 @@ def test_voxels_that_lie_in_another_file(tmp_path: Path) -> None:
     with pytest.raises(BrokenImageError, match=r"Case00\.mhd: its voxels are damaged or incomplete"):
         read_volume(path)
     raw.unlink()
-    with pytest.raises(BrokenImageError, match=r"Case00\.mhd: Case00\.raw, which holds its voxels, is not there"):
+    with pytest.raises(BrokenImageError, match=r"Case00\.mhd: Case00\.raw, which holds its voxels, is missing"):
         read_volume(path)
     assert count_slices(path) == Z  # its header is whole
 
@@ -413,7 +413,7 @@ def test_values_that_are_not_finite(tmp_path: Path, ending: str, bad: float) -> 
 
 def test_colours_and_other_files_are_no_volumes(tmp_path: Path) -> None:
     colour = np.zeros((X, Y, Z), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
-    with pytest.raises(BrokenImageError, match=r"a\.nii: .* are no grey values"):
+    with pytest.raises(BrokenImageError, match=r"a\.nii: .* are not grey values"):
         read_volume(save_nifti(tmp_path / "a.nii", colour, affine()))
     with pytest.raises(ValueError, match=r"a\.png does not end like a volume: \.nii\.gz, \.nii, \.mha"):
         read_volume(tmp_path / "a.png")
@@ -608,13 +608,13 @@ def test_numbers_become_classes_by_hand() -> None:
     assert CODING.decode(values.astype(np.uint16), "m.nii").tolist() == classes.tolist()
     nearly = values + np.array([1e-5, -1e-5, 1e-4])
     assert CODING.decode(nearly, "m.nii").tolist() == classes.tolist()
-    assert Coding("c", {0: 0, 1: 1}).decode(np.array([True, False]), "m.nii").tolist() == [1, 0]
+    assert LabelCoding("c", {0: 0, 1: 1}).decode(np.array([True, False]), "m.nii").tolist() == [1, 0]
 
 
 def test_numbers_that_mean_nothing_are_listed() -> None:
     with pytest.raises(BrokenImageError) as caught:
         CODING.decode(np.array([0, 9, 200, 7, 7, 500.5]), "m.nii")
-    assert str(caught.value) == "m.nii: values 7, 9, 500.5 are no labels of hearts; those are 0, 200, 500, 600"
+    assert str(caught.value) == "m.nii: values 7, 9, 500.5 are not labels of hearts; expected 0, 200, 500, 600"
     with pytest.raises(BrokenImageError, match=r"values 1, 2, 3, 4, 5, 6, 7, 8 \.\.\. are no labels"):
         CODING.decode(np.arange(100), "m.nii")
 
@@ -627,9 +627,9 @@ def test_an_image_with_its_mask(tmp_path: Path, header: str) -> None:
     # A mask that was saved without caring for its header still belongs to the voxels as they are stored.
     matrix = affine("RAS") if header == "as its image" else np.eye(4)
     label = save_nifti(tmp_path / "m.nii.gz", codes.astype(np.int16), matrix)
-    volume = read_labelled(image, label, CODING, field=9.0)
+    volume = read_labelled_volume(image, label, CODING, field=9.0)
     shown = values.transpose(2, 1, 0)[:, ::-1, ::-1]
-    assert np.array_equal(volume.image, window(shown)[..., None])
+    assert np.array_equal(volume.image, window_to_uint8(shown)[..., None])
     assert volume.image.shape == (Z, Y, X, 1)
     assert volume.image.dtype == np.uint8
     assert (volume.image.min(), volume.image.max()) == (0, 255)
@@ -644,7 +644,9 @@ def test_the_mask_belongs_to_the_channel_that_is_asked_for(tmp_path: Path) -> No
     label = save_nifti(tmp_path / "m.nii.gz", np.zeros((X, Y, Z, 1), dtype=np.uint8), affine("LPS"))
     for channel in (0, 1):
         shown = numbers((X, Y, Z, 2))[..., channel].transpose(2, 1, 0)
-        assert np.array_equal(read_labelled(image, label, CODING, 9.0, channel).image, window(shown)[..., None])
+        assert np.array_equal(
+            read_labelled_volume(image, label, CODING, 9.0, channel).image, window_to_uint8(shown)[..., None]
+        )
 
 
 @pytest.mark.parametrize("code", ["LPS", "RAI", "LAS"])
@@ -652,12 +654,12 @@ def test_a_mask_that_is_stored_another_way_round_is_refused(tmp_path: Path, code
     """It may be right about itself, and then voxel by voxel would be a mirror image."""
     image = save_nifti(tmp_path / "i.nii.gz", numbers(), affine("RAS"))
     label = save_nifti(tmp_path / "m.nii.gz", np.zeros((X, Y, Z), dtype=np.uint8), affine(code))
-    with pytest.raises(BrokenImageError, match=r"m\.nii\.gz is stored another way round than its image"):
-        read_labelled(image, label, CODING, 9.0)
+    with pytest.raises(BrokenImageError, match=r"m\.nii\.gz has another orientation than its image"):
+        read_labelled_volume(image, label, CODING, 9.0)
 
 
 def test_a_mask_of_another_shape(tmp_path: Path) -> None:
     image = save_nifti(tmp_path / "i.nii.gz", numbers(), affine())
     label = save_nifti(tmp_path / "m.nii.gz", np.zeros((Y, X, Z), dtype=np.uint8), affine())
     with pytest.raises(BrokenImageError, match=r"m\.nii\.gz has 20×24×5 voxels, its image 24×20×5"):
-        read_labelled(image, label, CODING, 9.0)
+        read_labelled_volume(image, label, CODING, 9.0)

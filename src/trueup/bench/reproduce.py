@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trueup.bench.records import Entry
 from trueup.bench.settings import Run, Sweep, checked, known
 from trueup.data.cards import CARDS, get_card
-from trueup.data.datasets import Dataset, on_paper, open_dataset
+from trueup.data.datasets import Dataset, dataset_from_card, open_dataset
 from trueup.data.pictures import AS_STORED, Reading
 
 METHODS = {
@@ -114,7 +114,7 @@ class Reproduction(Sweep):
         """A dataset of the recipe, read or on paper."""
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
-            return on_paper(dataset)  # which is the thing itself where it is embedded
+            return dataset_from_card(dataset)  # which is the thing itself where it is embedded
         return whole(open_dataset(dataset, root, reading or AS_STORED))
 
     def datasets(self) -> list[str]:
@@ -189,7 +189,7 @@ class Reproduction(Sweep):
 
 def whole(dataset: Dataset) -> Dataset:
     """A dataset on disk, if it has the targets and classes that the paper's had."""
-    theirs = on_paper(dataset.name)
+    theirs = dataset_from_card(dataset.name)
     missing = [target for target in theirs.targets if target not in dataset.targets]
     if missing or len(dataset.classes) != len(theirs.classes):
         lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(dataset.classes)} classes"
@@ -217,7 +217,9 @@ def _small(values: Mapping[str, Any]) -> dict[str, Any]:
     stand_in = STAND_INS[name]
     small = {**values, **SMALL, "dataset": stand_in}
     if "target" in values:
-        small["target"] = _in_turn(list(on_paper(name).targets), open_dataset(stand_in).targets)[values["target"]]
+        small["target"] = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)[
+            values["target"]
+        ]
     elif stand_in == DIGITS_C:
         small["target"] = list(FEW)
     if "network" in values:

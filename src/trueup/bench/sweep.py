@@ -17,7 +17,7 @@ import torch
 from trueup.bench.jobs import Job, Paths, failure, perform
 from trueup.bench.records import FILE, Record, finished, writing
 from trueup.bench.settings import Run, Sweep, make_sweep
-from trueup.data.survey import survey
+from trueup.data.preflight import preflight_datasets
 from trueup.source.checkpoints import Store
 
 CHECKPOINTS, TRACES = "checkpoints", "traces"
@@ -56,7 +56,7 @@ def plan(
     # A checkpoint may know how pictures are read; the first look is at what the runs will see.
     seen = dict.fromkeys((run.dataset, run.source.reading) for run in runs)
     views = {(name, reading): sweep.open(name, reading) for name, reading in seen}
-    survey(views.values())
+    preflight_datasets(views.values())
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
     for run in runs:

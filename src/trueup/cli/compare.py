@@ -28,9 +28,9 @@ from trueup.data.channels import make_channels
 from trueup.data.domains import CorruptedDomain, Domain, FileDomain
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import AS_STORED, Reading
-from trueup.data.scanning import Scan, log_skipped
+from trueup.data.preflight import preflight_domains
+from trueup.data.scanning import FolderScan, log_skipped
 from trueup.data.streams import batches
-from trueup.data.survey import survey_domains
 from trueup.deploy.compare import Trial, compare_methods
 from trueup.deploy.estimates import Estimate, MethodReport, Score, advise, estimate
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
@@ -108,7 +108,7 @@ def compare(
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
     photos = find_images(Path(data), seen["classes"], seen["names"], reading)
     labelled = None if source is None else find_labelled(Path(source), seen, reading)
-    survey_domains(data, [photos.domain])
+    preflight_domains(data, [photos.domain])
     mixed = photos.nested if shuffle is None else shuffle
     stand = Stand(network, trials, seen, batch, device, seed)
     order = stand.order(photos.domain, mixed)[:limit]
@@ -171,7 +171,7 @@ class Stand:
 
 def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
     """The classifier, and what it wants to see; `flags` are those of a network of others."""
-    from trueup.data.datasets.masked import NAMES
+    from trueup.data.datasets.mask_datasets import NAMES
 
     given = options.given(**flags)
     if model is not None:
@@ -207,7 +207,7 @@ def find_images(folder: Path, classes: int, names: Sequence[str] = (), reading: 
     """The images below a folder, sorted by name, and what its folders are; `names` are those of the classes, if any."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    scan = Scan(folder)
+    scan = FolderScan(folder)
     found = sorted(str(path.relative_to(folder)) for path in scan.walk() if path.name.lower().endswith(SUFFIXES))
     log_skipped(str(folder), scan.skipped)
     if not found:

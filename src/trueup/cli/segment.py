@@ -14,7 +14,7 @@ from trueup.bench.settings import make_sweep, resolve
 from trueup.cli import options
 from trueup.cli.progress import bar
 from trueup.data.cards import CARDS
-from trueup.data.scanning import describe
+from trueup.data.scanning import describe_skipped
 from trueup.deploy import Setup, Summary
 from trueup.deploy import segment as segment_folder
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
@@ -132,7 +132,7 @@ def open_model(model: str | None, *, volumes: bool = False, **flags: Any) -> tup
 
 def _ours(path: Path, arch: str | None) -> tuple[nn.Module, dict[str, Any]]:
     """A model of ours, and what its recipe says; a function of the user's own is called only if the user names it."""
-    from trueup.data.datasets.masked import NAMES, ON_DISK
+    from trueup.data.datasets.mask_datasets import NAMES, ON_DISK
 
     recipe = recipe_in(path)
     if recipe is None:
@@ -174,7 +174,7 @@ def tell(summary: Summary, method: str, out: str, what: str = "images") -> None:
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         console.print(f"no {what}: {', '.join(others[:SHOWN])}{more}")
     if summary.left_out:
-        console.print(f"left out: {describe(summary.left_out)}")
+        console.print(f"left out: {describe_skipped(summary.left_out)}")
     if summary.skipped:
         console.print(f"{len(summary.skipped)} {what} were done before")
     console.print(f"{summary.masks} masks in {out}; {method}, {summary.updates} updates so far")

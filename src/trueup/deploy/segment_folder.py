@@ -25,10 +25,10 @@ from trueup.core.adapter import Adapter
 from trueup.core.copying import copy_model
 from trueup.core.registry import make_method
 from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
-from trueup.data.datasets.masks import IMAGES
-from trueup.data.loading import ConcatDomains, Loader
+from trueup.data.datasets.mask_folders import IMAGES
+from trueup.data.loading import normalize_images
 from trueup.data.pictures import Range, Reading, Resize
-from trueup.data.slices import classes_on, labels_on
+from trueup.data.slices import class_mask, label_masks
 from trueup.data.streams import balanced_batches
 from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.deploy.folder_images import JOURNAL, Case, Image, find, groups
@@ -317,18 +317,17 @@ def _slide(setup: Setup, adapter: Adapter, solid: Solid, tell: Callable[[], None
 
 def _answer(setup: Setup, adapter: Adapter, group: Sequence[Case], tell: Callable[[], None]) -> None:
     """Show all slices of these images, then write their masks."""
-    loader = Loader(ConcatDomains(()), setup.size, setup.channels)
     masks = [np.zeros((len(c.image.masks), *c.volume.image.shape[:3]), dtype=np.uint8) for c in group]
     slices = [(i, z) for i, case in enumerate(group) for z in range(len(case.volume.image))]
     for chosen in balanced_batches(np.arange(len(slices)), setup.batch):
         part = [slices[i] for i in chosen]
-        x = loader.tensor([group[i].volume.show(z, setup.size) for i, z in part])
+        x = normalize_images([group[i].volume.network_view(z, setup.size) for i, z in part], setup.channels)
         try:
             logits = adapter(x.to(setup.device)).cpu()
         except ValueError as error:
             raise ValueError(f"{', '.join(dict.fromkeys(group[i].image.name for i, _ in part))}: {error}") from error
         for (i, z), answer in zip(part, logits, strict=True):
-            said = labels_on if setup.multilabel else classes_on
+            said = label_masks if setup.multilabel else class_mask
             masks[i][:, z] = said(group[i].volume, answer)
         tell()
     for case, each in zip(group, masks, strict=True):

@@ -97,7 +97,7 @@ def _orientation(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _to_patient(stored: NDArray[Any], grid: Grid) -> NDArray[Any]:
     """Values as stored, with axes towards right, front and head."""
     axes, against = _orientation(grid)
-    return np.ascontiguousarray(np.flip(stored.reshape(grid.full), against).transpose(np.argsort(axes)))
+    return np.ascontiguousarray(np.flip(stored.reshape(grid.shape_3d), against).transpose(np.argsort(axes)))
 
 
 def _from_patient(values: NDArray[Any], grid: Grid) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""A first look at the pictures of a dataset, before a run starts: their shape, and whether their depth is known."""
+"""Checks of a dataset's pictures before a run: shape, and known range of values."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ import numpy as np
 
 from trueup.data.datasets import Dataset
 from trueup.data.domains import FileDomain
-from trueup.data.pictures import BrokenImageError, UnknownRangeError, is_deep, opened, read_picture
+from trueup.data.pictures import BrokenImageError, UnknownRangeError, is_deep, open_picture, read_picture
 from trueup.data.scanning import log_skipped
 
 log = logging.getLogger("trueup")
-SAMPLE = 32  # pictures of a domain that are looked at
+SAMPLE = 32  # inspected pictures per domain
 
 _told: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The properties of a picture."""
+class PictureInfo:
+    """The size of a picture, and its clipped values."""
 
     width: int
     height: int
     clipped: float
-    """The share of its values that lie beyond the range that was asked for."""
+    """The share of values beyond the requested range."""
 
     @property
     def squashed(self) -> bool:
-        """True if its sides differ by more than a pixel's worth of rounding."""
+        """Return True if the sides differ by more than a pixel of rounding."""
         return abs(self.width - self.height) > 1
 
 
-def look(domain: FileDomain, i: int) -> Seen:
-    """Look at picture i: a BrokenImageError or an UnknownRangeError if it cannot be shown to a network."""
+def inspect_picture(domain: FileDomain, i: int) -> PictureInfo:
+    """Inspect picture i; raise a BrokenImageError or an UnknownRangeError if a network cannot see it."""
     path = domain.root / domain.files[i]
-    with opened(path) as file:
+    with open_picture(path) as file:
         width, height = file.size
         deep = is_deep(file)
     clipped = 0.0
     if deep:
         picture = read_picture(path)
         try:
-            low, high = picture.limits(domain.reading.range)
+            low, high = picture.value_range(domain.reading.range)
         except UnknownRangeError as error:
-            raise error.called(domain.files[i]) from None
+            raise error.renamed(domain.files[i]) from None
         values = picture.colours()
         clipped = float(np.mean((values < low) | (values > high)))
-    return Seen(width, height, clipped)
+    return PictureInfo(width, height, clipped)
 
 
-def survey(datasets: Iterable[Dataset]) -> None:
-    """Log once what is left out of datasets, and look at some pictures of each domain, if they are folders of pictures.
+def preflight_datasets(datasets: Iterable[Dataset]) -> None:
+    """Log skipped entries of datasets once, and inspect some pictures of each domain of picture files.
 
-    An unknown depth is refused; what changes pictures is logged. Processes that this one has started keep quiet.
+    An unknown range is refused; squashed and clipped pictures are logged. Worker processes do nothing.
     """
     if multiprocessing.parent_process() is not None:
         return
@@ -65,26 +65,26 @@ def survey(datasets: Iterable[Dataset]) -> None:
         log_skipped(dataset.name, dataset.left_out())
         domains = []
         for name in dataset.targets if dataset.clean is None and not dataset.structures else ():
-            with suppress(ValueError):  # a dataset that is not here, for a plan
+            with suppress(ValueError):  # a plan may name a dataset without files
                 domains.append(dataset.domain(name))
-        survey_domains(dataset.name, [domain for domain in domains if isinstance(domain, FileDomain)])
+        preflight_domains(dataset.name, [domain for domain in domains if isinstance(domain, FileDomain)])
 
 
-def survey_domains(name: str, domains: Sequence[FileDomain]) -> None:
-    """Look at some pictures of each domain; refuse an unknown depth, and log once what changes pictures."""
-    seen: dict[str, Seen] = {}
+def preflight_domains(name: str, domains: Sequence[FileDomain]) -> None:
+    """Inspect some pictures of each domain; refuse an unknown range, and log squashed and clipped pictures once."""
+    seen: dict[str, PictureInfo] = {}
     for domain in domains:
         count = len(domain.files)
         for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int)).tolist():
-            with suppress(BrokenImageError):  # named when it is its turn
-                seen[domain.files[i]] = look(domain, i)
-    looked = f"of {len(seen)} pictures of {name} that were looked at"
+            with suppress(BrokenImageError):  # reported when it is loaded
+                seen[domain.files[i]] = inspect_picture(domain, i)
+    looked = f"of {len(seen)} inspected pictures of {name}"
     squashing = all(domain.reading.resize is None for domain in domains)
     if squashing and (odd := [file for file, what in seen.items() if what.squashed]):
         first = seen[odd[0]]
         _say(
             f"{len(odd)} {looked} are not square, such as {odd[0]} ({first.width}×{first.height}), and networks see "
-            f"them squashed: --resize crop or pad keeps their shape, --resize squash keeps this line away"
+            f"them squashed: --resize crop or pad keeps their shape, --resize squash silences this line"
         )
     if clipped := [file for file, what in seen.items() if what.clipped > 0]:
         share = 100 * max(what.clipped for what in seen.values())
