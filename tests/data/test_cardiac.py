@@ -119,7 +119,7 @@ def test_ways_to_write_info(tmp_path: Path, info: str) -> None:
 @pytest.mark.parametrize("info", ["", "ED: 1\n", "ED: one\nES: 12\n", "ES: 12\nED:\n"])
 def test_an_info_that_names_no_frames(tmp_path: Path, info: str) -> None:
     acdc_patient(tmp_path, 3, info=info)
-    with pytest.raises(ValueError, match=r"patient003/Info\.cfg does not say which frames .*`ED: 1` and `ES: 12`"):
+    with pytest.raises(ValueError, match=r"patient003/Info\.cfg does not name the frames .*`ED: 1` and `ES: 12`"):
         cardiac.find_cardiac_cases(tmp_path, "acdc")
 
 
@@ -141,7 +141,7 @@ def test_what_acdc_lacks_is_listed(tmp_path: Path) -> None:
     assert found.missing == [
         "patient001/patient001_frame12.nii.gz has no mask",
         "patient002/patient002_frame01_gt.nii.gz has no image",
-        "patient003/patient003_frame12.nii.gz is not there",  # Info.cfg names it
+        "patient003/patient003_frame12.nii.gz does not exist",  # Info.cfg names it
     ]
     assert len(found.cases) == 3
 
@@ -244,7 +244,7 @@ def test_a_second_mask_of_the_same_heart_is_not_chosen_by_chance(tmp_path: Path)
     ("domain", "layout"), [("acdc", "patient001_frame01_gt.nii.gz"), ("lge", "patient1_LGE_manual.nii.gz")]
 )
 def test_nothing_there(tmp_path: Path, domain: str, layout: str) -> None:
-    with pytest.raises(ValueError, match=rf"holds no image of '{domain}' with a mask; looked for .*{layout}"):
+    with pytest.raises(ValueError, match=rf"holds no image with a mask of '{domain}'; looked for .*{layout}"):
         cardiac.find_cardiac_cases(tmp_path, domain)
     lge_image(tmp_path, 4)  # an image alone is nothing either
     acdc_patient(tmp_path / "testing", 101)

@@ -192,7 +192,7 @@ def test_your_own_folder_lacks_a_class_in_a_domain(root: Path) -> None:
 
 @pytest.mark.parametrize("where", [None, "nowhere"])
 def test_no_folder_and_no_such_dataset_are_refused(tmp_path: Path, where: str | None) -> None:
-    with pytest.raises(ValueError, match="is not a folder: say where pacs is"):
+    with pytest.raises(ValueError, match="is not a folder: give the folder of pacs"):
         check_dataset("pacs", where and tmp_path / where)
     with pytest.raises(ValueError, match="Did you mean 'pacs'"):
         check_dataset("pasc", tmp_path)
@@ -259,7 +259,7 @@ def test_missing_and_wrong_arrays_are_named_once(arrays: Path) -> None:
     assert len(problems) == 3
     assert any("fog.npy is missing" in p for p in problems)
     assert any("snow.npy has uint8 (19, 32, 32, 3)" in p for p in problems)
-    assert any("frost.npy is no array" in p for p in problems)
+    assert any("frost.npy is not an array" in p for p in problems)
 
 
 @pytest.mark.usefixtures("clean")

@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_named_with_the_reason_and_the_rest_is_counted(ey
     file.write_bytes(file.read_bytes()[:40])
     report = see("fundus", eyes)
     coded, cut, size = report.broken
-    assert coded.startswith("refuge:train: d.png: cup in all four corners; 255 is background")
+    assert coded.startswith("refuge:train: d.png: cup in all four corners; expected 255 background")
     assert cut.startswith("refuge:test: e.png: ")
     assert size == "drishti-gs:train: a.png: the mask is 10×20 pixels, its image 10×21"
     assert report.problems == [f"3 of 5 cases cannot be read; the first: {coded}"]
@@ -279,7 +279,7 @@ def test_prostates_beyond_what_networks_see(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "notes.txt").touch()
     report = see("prostate", tmp_path)
     assert report.problems == [p for p in report.problems if p.startswith("not found: ") and "'msd05'" in p]
-    assert report.notes == ["promise12: in 1 of 2 cases something lies beyond what networks see: Case01"]
+    assert report.notes == ["promise12: structures extend beyond the view of networks in 1 of 2 cases: Case01"]
     assert report.others == ["notes.txt"]
 
 

@@ -168,7 +168,7 @@ def test_a_root_without_domains_is_refused_with_what_it_holds(tmp_path: Path) ->
 def test_a_root_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a folder"):
         open_dataset("pacs", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="not embedded: say where"):
+    with pytest.raises(ValueError, match="not embedded: give its folder"):
         open_dataset("folder")
 
 
@@ -531,5 +531,5 @@ def test_missing_corruptions_severities_and_synsets_are_named(tmp_path: Path) ->
 
 def test_clean_images_of_imagenet_are_not_read(tmp_path: Path) -> None:
     assert open_dataset("imagenet-c", tmp_path).sources(["fog"]) == ("clean",)
-    with pytest.raises(ValueError, match="trained on ImageNet already"):
+    with pytest.raises(ValueError, match="pretrained on ImageNet"):
         imagenet.imagenet_domain(tmp_path, "clean")

@@ -105,7 +105,7 @@ def test_parts_are_had_by_name() -> None:
     )
     assert [case.name for case in found.cases] == ["a", "b", "c"] == [case.name for case in found.part("all")]
     assert [case.name for case in found.part("test")] == ["c"]
-    with pytest.raises(ValueError, match="no part 'valid' ; there is: train, test, all"):
+    with pytest.raises(ValueError, match="no part 'valid'; there is: train, test, all"):
         found.part("valid")
     with pytest.raises(ValueError, match="no part 'test' ; there is: train, all"):
         FoundCases({"train": []}).part("test")
@@ -120,7 +120,7 @@ def test_all_are_those_to_train_and_to_test_with() -> None:
     assert [case.name for case in found.part("canon")] == ["canon"]
     assert len(found.cases) == 3
     del found.parts["train"], found.parts["test"]
-    with pytest.raises(ValueError, match=r"no part 'all' ; there is: canon$"):
+    with pytest.raises(ValueError, match=r"no part 'all'; there is: canon$"):
         found.part("all")
 
 
@@ -437,7 +437,7 @@ def test_rim_one_is_divided_into_99_and_60(tmp_path: Path) -> None:
 
 
 def test_other_names_and_empty_folders(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is called 'origa'; there are: refuge, drishti-gs, rim-one-r3"):
+    with pytest.raises(ValueError, match="fundus has no domain 'origa'; there are: refuge, drishti-gs, rim-one-r3"):
         find_fundus_cases(tmp_path, "origa")
     with pytest.raises(ValueError, match=r"holds no refuge: looked for Training400 .* crops in Domain3/"):
         find_fundus_cases(tmp_path, "refuge")

@@ -24,8 +24,8 @@ import hashlib
 from trueup.data.datasets import phantoms
 for dataset, domains in reversed(phantoms.DOMAINS.items()):
     for domain in reversed(domains):
-        for i in (5, 1):
-            volume = phantoms.cases(dataset, domain)[i].read()
+        for i in (5,):
+            volume = phantoms.phantom_cases(dataset, domain)[i].read()
             print(dataset, domain, i, hashlib.sha256(volume.image.tobytes() + volume.mask.tobytes()).hexdigest())
 """
 
@@ -73,7 +73,7 @@ def test_the_same_to_the_bit_in_another_process_and_order() -> None:
     fresh = subprocess.run([sys.executable, "-c", FRESH], check=True, capture_output=True, text=True, env=env).stdout
     here = set()
     for dataset, domain in ALL:
-        for i in (1, 5):
+        for i in (5,):
             volume = phantoms.phantom_cases(dataset, domain)[i].read()
             digest = hashlib.sha256(volume.image.tobytes() + volume.mask.tobytes()).hexdigest()
             here.add(f"{dataset} {domain} {i} {digest}")

@@ -354,7 +354,7 @@ def test_a_first_look_refuses_and_says_what_changes_pictures(root: Path, caplog:
     with pytest.raises(UnknownRangeError, match=r"^day/cat/deep\.png: its largest.*--range 0 4095 or"):
         scan_image_folder(root, None, Reading()).domain("day").image(1)
     said = look("day", TWELVE)
-    assert "2 of 3 pictures" in said
+    assert "2 of 3 inspected pictures" in said
     assert "such as day/cat/0.png (12×8), and networks see them squashed: --resize crop or pad" in said
     assert look("day", TWELVE) == ""  # once
     assert "clipped" in look("day", Reading(range=(0, 1000), resize="crop"))

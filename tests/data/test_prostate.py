@@ -178,7 +178,7 @@ def test_a_mask_of_another_shape(tmp_path: Path) -> None:
     ("domain", "layout"), [("msd05", "labelsTr/prostate_00.nii.gz"), ("promise12", "Case00_segmentation.mhd")]
 )
 def test_nothing_there(tmp_path: Path, domain: str, layout: str) -> None:
-    with pytest.raises(ValueError, match=rf"holds no image of '{domain}' with a mask; looked for .*{layout}"):
+    with pytest.raises(ValueError, match=rf"holds no image with a mask of '{domain}'; looked for .*{layout}"):
         prostate.find_prostate_cases(tmp_path, domain)
 
 

@@ -213,5 +213,5 @@ def test_data_check_says_what_is_left_out(messy: tuple[Path, dict[str, str]]) ->
     root, _ = messy
     said = CliRunner().invoke(app, ["data", "check", "folder", "--root", str(root)], env={"COLUMNS": "150"})
     assert said.exit_code == 1
-    assert "6 entries are left out" in said.output
+    assert "6 entries were skipped" in said.output
     assert "5 images, 2 classes, 2 domains" in said.output

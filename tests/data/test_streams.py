@@ -288,7 +288,7 @@ def test_one_image_is_a_stream(name: str) -> None:
 
 
 def test_iid_names_the_ways_out() -> None:
-    with pytest.raises(ValueError, match=r"here are 3 \(0, 1, 2\).*'continual'.*'mixed'"):
+    with pytest.raises(ValueError, match=r"got 3 \(0, 1, 2\).*'continual'.*'mixed'"):
         streams.order("iid", LABELS, THREE, 0)
     with pytest.raises(ValueError, match=r"here are 600 \(0, 1, 2, 3, 4, \.\.\.\)"):
         streams.iid(LABELS, np.arange(600), 0)

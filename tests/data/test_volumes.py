@@ -222,7 +222,7 @@ def test_channels_of_nifti(tmp_path: Path) -> None:
     path = save_nifti(tmp_path / "a.nii.gz", values, affine("LPS"))
     for channel in (0, 1):
         assert np.array_equal(read_volume(path, channel).values, values[..., channel].transpose(2, 1, 0))
-    with pytest.raises(BrokenImageError, match=r"a\.nii\.gz: there is no channel 2; it has 2"):
+    with pytest.raises(BrokenImageError, match=r"a\.nii\.gz: there is no channel 2; there are 2"):
         read_volume(path, 2)
     assert count_slices(path) == Z
     vectors = save_nifti(tmp_path / "b.nii", numbers((X, Y, Z, 1, 3)), affine("LPS"))
@@ -615,7 +615,7 @@ def test_numbers_that_mean_nothing_are_listed() -> None:
     with pytest.raises(BrokenImageError) as caught:
         CODING.decode(np.array([0, 9, 200, 7, 7, 500.5]), "m.nii")
     assert str(caught.value) == "m.nii: values 7, 9, 500.5 are not labels of hearts; expected 0, 200, 500, 600"
-    with pytest.raises(BrokenImageError, match=r"values 1, 2, 3, 4, 5, 6, 7, 8 \.\.\. are no labels"):
+    with pytest.raises(BrokenImageError, match=r"values 1, 2, 3, 4, 5, 6, 7, 8 \.\.\. are not labels"):
         CODING.decode(np.arange(100), "m.nii")
 
 
