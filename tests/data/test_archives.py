@@ -15,7 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "tar": bytes,
     "tar.gz": gzip.compress,
     "tar.bz2": bz2.compress,
-    "tar.xz": lzma.compress,
+    "tar.xz": partial(lzma.compress, preset=0),
 }
 KINDS = ("zip", *COMPRESSORS)
 

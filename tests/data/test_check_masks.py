@@ -346,7 +346,7 @@ def test_fewer_embedded_cases_than_the_card_says(monkeypatch: pytest.MonkeyPatch
 def test_no_folder_is_refused_and_images_without_masks_have_the_other_report(tmp_path: Path) -> None:
     for name in ("fundus", "masks"):
         for where in (None, tmp_path / "nowhere"):
-            with pytest.raises(ValueError, match=f"is not a folder: say where {name} is with --root"):
+            with pytest.raises(ValueError, match=f"is not a folder: give the folder of {name} with --root"):
                 check_dataset(name, where)
     save(tmp_path / "day/cat/1.png", eye())
     assert isinstance(check_dataset("folder", tmp_path), ImageReport)

@@ -107,7 +107,7 @@ def test_parts_are_had_by_name() -> None:
     assert [case.name for case in found.part("test")] == ["c"]
     with pytest.raises(ValueError, match="no part 'valid'; there is: train, test, all"):
         found.part("valid")
-    with pytest.raises(ValueError, match="no part 'test' ; there is: train, all"):
+    with pytest.raises(ValueError, match="no part 'test'; there is: train, all"):
         FoundCases({"train": []}).part("test")
 
 

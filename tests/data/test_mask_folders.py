@@ -120,7 +120,10 @@ def test_partners_that_are_missing_are_named(tmp_path: Path) -> None:
         (["day/images/a.png"], "has only the folder images"),
         (["day/images/a.png", "day/masks/b.png"], "no image of day has a mask; day/masks/b.png has no image"),
         (["day/images/a.png", "day/images/a.jpg", "day/masks/a.png"], "a.jpg and a.png in .* have the same name"),
-        (["day/images/a.png", "day/masks/a.png", "day/masks/a_gt.png"], "a.png and a_gt.png in .* masks of the same image"),
+        (
+            ["day/images/a.png", "day/masks/a.png", "day/masks/a_gt.png"],
+            "a.png and a_gt.png in .* masks of the same image",
+        ),
         (["a+b/images/a.png", "a+b/masks/a.png"], r"rename the folder 'a\+b'"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -13,12 +12,9 @@ import numpy as np
 from trueup.data.datasets import Dataset
 from trueup.data.domains import FileDomain
 from trueup.data.pictures import BrokenImageError, UnknownRangeError, is_deep, open_picture, read_picture
-from trueup.data.scanning import log_skipped
+from trueup.data.scanning import log_once, log_skipped
 
-log = logging.getLogger("trueup")
 SAMPLE = 32  # inspected pictures per domain
-
-_told: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -82,16 +78,10 @@ def preflight_domains(name: str, domains: Sequence[FileDomain]) -> None:
     squashing = all(domain.reading.resize is None for domain in domains)
     if squashing and (odd := [file for file, what in seen.items() if what.squashed]):
         first = seen[odd[0]]
-        _say(
+        log_once(
             f"{len(odd)} {looked} are not square, such as {odd[0]} ({first.width}×{first.height}), and networks see "
             f"them squashed: --resize crop or pad keeps their shape, --resize squash silences this line"
         )
     if clipped := [file for file, what in seen.items() if what.clipped > 0]:
         share = 100 * max(what.clipped for what in seen.values())
-        _say(f"{len(clipped)} {looked} have values beyond --range, up to {share:.1f} % of them, which are clipped")
-
-
-def _say(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
-        log.warning("%s", line)
+        log_once(f"{len(clipped)} {looked} have values beyond --range, up to {share:.1f} % of them, which are clipped")

@@ -111,10 +111,14 @@ class FolderScan:
 def log_skipped(name: str, skipped: Mapping[str, str]) -> None:
     """Log the skipped entries in one line, once; worker processes log nothing."""
     if skipped and multiprocessing.parent_process() is None:
-        line = f"{name}: left out {describe_skipped(skipped)}"
-        if line not in _told:
-            _told.add(line)
-            log.warning("%s", line)
+        log_once(f"{name}: left out {describe_skipped(skipped)}")
+
+
+def log_once(line: str) -> None:
+    """Log a warning, unless this process has logged it before."""
+    if line not in _told:
+        _told.add(line)
+        log.warning("%s", line)
 
 
 def find_skipped(root: Path) -> dict[str, str]:
