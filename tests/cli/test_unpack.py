@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trueup.cli import main
 from trueup.cli.app import app
 
 
@@ -89,16 +90,19 @@ def test_a_name_that_names_no_folder(archive: Path) -> None:
     invoke(plain, "--unverified", "--out", "x")
 
 
-def test_an_error_is_one_sentence_and_a_status(archive: Path) -> None:
-    """In a process of its own, with a member that tries to write elsewhere."""
+def test_an_error_is_one_sentence_and_a_status(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A member tries to write elsewhere."""
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("../../canary", "evil")
     words = ["data", "unpack", str(archive), "--sha256", digest(archive), "--out", "x"]
-    command = [sys.executable, "-c", "from trueup.cli import main; main()", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
+    monkeypatch.setattr(sys, "argv", ["trueup", *words])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 2
     said = "Error: pacs [1].tar.gz: member '../../canary' leaves the folder; nothing was unpacked"
-    assert " ".join(done.stderr.split()) == said
+    assert " ".join(capsys.readouterr().err.split()) == said
     assert not list(archive.parent.parent.rglob("canary"))
 
 

@@ -1,8 +1,5 @@
 """The embedded benchmark: what is promised of its images, and that they are always the same."""
 
-import hashlib
-import subprocess
-import sys
 from itertools import combinations
 
 import numpy as np
@@ -15,12 +12,6 @@ from trueup.data.datasets import digits, open_dataset
 from trueup.data.domains import ArrayDomain, CorruptedDomain, parse_corruption
 
 WRITTEN = ("hand", "poster", "neon")
-FRESH = """
-import hashlib
-from trueup.data.datasets import digits
-for domain in map(digits.digits_domain, ("type", "neon")):
-    print(domain.name, hashlib.sha256(domain.images.tobytes() + domain.labels.tobytes()).hexdigest())
-"""
 
 
 def sources(monkeypatch: pytest.MonkeyPatch, make: str, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -64,12 +55,6 @@ def test_a_domain_has_2000_small_colour_images_of_all_ten_digits(name: str) -> N
     assert len(counts) == 10
     assert counts.min() >= 150
     assert len({image.tobytes() for image in domain.images}) == 2000
-
-
-def test_the_same_bytes_come_from_another_process() -> None:
-    out = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True).stdout.splitlines()
-    here = [digits.digits_domain(name) for name in ("type", "neon")]
-    assert out == [f"{d.name} {hashlib.sha256(d.images.tobytes() + d.labels.tobytes()).hexdigest()}" for d in here]
 
 
 def test_making_them_leaves_the_global_random_stream_alone_and_does_not_depend_on_it() -> None:
