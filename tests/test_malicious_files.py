@@ -22,7 +22,8 @@ import trueup
 from trueup.bench.records import finished_records, read_records
 from trueup.bench.settings import read_sweep
 from trueup.core import files
-from trueup.data.datasets import cifar, masks
+from trueup.data.datasets import cifar
+from trueup.data.datasets import mask_folders as masks
 from trueup.data.domains import decode
 from trueup.data.volumes import read_volume
 from trueup.deploy.folder_images import JOURNAL
@@ -127,7 +128,7 @@ def test_the_payloads_are_harmful(tmp_path: Path) -> None:
 def read_array(path: Path) -> Any:
     (path.parent / "fog.npy").write_bytes(path.read_bytes())
     np.save(path.parent / "labels.npy", np.zeros(5 * cifar.ROWS, dtype=np.int64))
-    return cifar.domain("cifar10-c", path.parent, "fog")
+    return cifar.cifar_domain("cifar10-c", path.parent, "fog")
 
 
 def read_labels(path: Path) -> Any:
@@ -136,7 +137,7 @@ def read_labels(path: Path) -> Any:
         np.lib.format.write_array_header_1_0(file, head)
         file.truncate(file.tell() + 5 * cifar.ROWS * 3072)  # a hole: it takes no room
     (path.parent / "labels.npy").write_bytes(path.read_bytes())
-    return cifar.domain("cifar10-c", path.parent, "fog")
+    return cifar.cifar_domain("cifar10-c", path.parent, "fog")
 
 
 def write_journal(folder: Path, content: bytes) -> Path:

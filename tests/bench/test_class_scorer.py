@@ -10,7 +10,7 @@ from toy_masks import sure
 from trueup.bench.scorers import ClassScorer, MaskScorer
 from trueup.data.domains import ArrayDomain
 from trueup.data.loading import ConcatDomains
-from trueup.data.slices import Case, SliceDomain, Volume
+from trueup.data.slices import LabelledCase, SliceDomain, Volume
 
 
 def test_classes_are_measured_together_and_by_domain() -> None:
@@ -37,7 +37,7 @@ def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
     mask = np.zeros((10, 4, 4), dtype=np.uint8)
     mask[0, 1:3, 1:3] = 1
     volume = Volume(np.zeros((10, 4, 4, 1), dtype=np.uint8), mask, (5.0, 1.0, 1.0), (0, 0, 4, 4))
-    place = ConcatDomains([SliceDomain("d", [Case("a", 10, lambda: volume)])])
+    place = ConcatDomains([SliceDomain("d", [LabelledCase("a", 10, lambda: volume)])])
     scorer = MaskScorer(place, {"lv": (1,)})
     empty, there = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
     empty[0], there[0] = 9.0, 9.0
@@ -51,7 +51,9 @@ def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
 def test_cases_of_one_name_are_both_kept() -> None:
     mask = np.ones((1, 4, 4), dtype=np.uint8)
     volume = Volume(np.zeros((1, 4, 4, 1), dtype=np.uint8), mask, (1.0, 1.0, 1.0), (0, 0, 4, 4))
-    place = ConcatDomains([SliceDomain("d", [Case("a", 1, lambda: volume, "p"), Case("a", 1, lambda: volume, "q")])])
+    place = ConcatDomains(
+        [SliceDomain("d", [LabelledCase("a", 1, lambda: volume, "p"), LabelledCase("a", 1, lambda: volume, "q")])]
+    )
     scorer = MaskScorer(place, {"disc": (1,)})
     right, wrong = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
     right[1], wrong[0] = 1.0, 1.0

@@ -139,7 +139,7 @@ def test_targets_may_be_parts(tmp_path: Path) -> None:
         assert recipe is not None
         assert (recipe.sources, recipe.classes) == (("b:all",), 2)
     assert (plain.network, plain.batch) == ("smp:deeplabv3plus/mobilenet_v2", 8)
-    for target, said in (("a:al", "no part 'al' here; there is: train, all"), ("c:all", "'c'")):
+    for target, said in (("a:al", "no part 'al'; there is: train, all"), ("c:all", "'c'")):
         with pytest.raises(ValueError, match=said):
             make_sweep(values | {"target": target}).runs()
 

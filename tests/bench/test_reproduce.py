@@ -30,7 +30,7 @@ from trueup.bench.reproduce import (
 from trueup.bench.settings import Run
 from trueup.bench.sweep import plan
 from trueup.data.cards import CARDS
-from trueup.data.datasets import on_paper
+from trueup.data.datasets import dataset_from_card
 
 NAMES = list(recipes())
 
@@ -267,7 +267,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("steady")
 def test_time_is_counted_image_by_image() -> None:
-    pacs, target = on_paper("pacs"), "photo"
+    pacs, target = dataset_from_card("pacs"), "photo"
     source, tsd = (cell("ablation", row, "PACS") for row in ("source", "+ MSLC"))
     (frozen,) = (run for run in source if (run.target, run.seed) == (target, 0))
     (adapted,) = (run for run in tsd if (run.target, run.seed) == (target, 0))
@@ -288,10 +288,10 @@ def test_time_is_counted_image_by_image() -> None:
 
 
 def test_sizes_come_from_cards_where_there_are_no_files() -> None:
-    assert count_images(on_paper("cifar10-c"), "fog") == 10_000
-    assert count_images(on_paper("cifar10-c"), "clean") == 50_000
-    assert count_images(on_paper("fundus"), "drishti-gs") == 101
-    assert count_images(on_paper("digits"), "type") == 2000
+    assert count_images(dataset_from_card("cifar10-c"), "fog") == 10_000
+    assert count_images(dataset_from_card("cifar10-c"), "clean") == 50_000
+    assert count_images(dataset_from_card("fundus"), "drishti-gs") == 101
+    assert count_images(dataset_from_card("digits"), "type") == 2000
 
 
 def test_pace_of_a_network_is_measured() -> None:

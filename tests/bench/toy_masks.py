@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueup.bench.scorers import MaskScorer
 from trueup.data.loading import ConcatDomains
-from trueup.data.slices import Box, Case, SliceDomain, Volume, whole
+from trueup.data.slices import Box, LabelledCase, SliceDomain, Volume, full_box
 
 STRUCTURES = {"all": (1, 2), "core": (2,)}
 
@@ -25,14 +25,16 @@ def sure(mask: Any, channels: int = 3) -> Tensor:
     return 40 * torch.nn.functional.one_hot(torch.as_tensor(np.asarray(mask, dtype=np.int64)), channels).movedim(-1, 0)
 
 
-def case(name: str, mask: Any, box: Box | None = None, spacing: tuple[float, float, float] = (3.0, 1.0, 1.0)) -> Case:
+def case(
+    name: str, mask: Any, box: Box | None = None, spacing: tuple[float, float, float] = (3.0, 1.0, 1.0)
+) -> LabelledCase:
     masks = np.asarray(mask, dtype=np.uint8)
     image = np.zeros((*masks.shape, 1), dtype=np.uint8)
-    made = Volume(image, masks, spacing, box or whole(*masks.shape[1:]))
-    return Case(name, len(masks), lambda: made)
+    made = Volume(image, masks, spacing, box or full_box(*masks.shape[1:]))
+    return LabelledCase(name, len(masks), lambda: made)
 
 
-def domain(name: str, *cases: Case) -> SliceDomain:
+def domain(name: str, *cases: LabelledCase) -> SliceDomain:
     return SliceDomain(name, cases)
 
 

@@ -92,7 +92,7 @@ def test_compare_shows_pictures_as_it_is_told(root: Path, monkeypatch: pytest.Mo
 
     seen = {"classes": 2, "names": (), "size": 6, "normalize": "half"}
     monkeypatch.setattr(compare, "open_classifier", lambda *_, **__: (convnet(), dict(seen)))
-    monkeypatch.setattr(compare, "look", look)
+    monkeypatch.setattr(compare, "compare_methods", look)
     words = ("compare", "--data", str(root / "day"), "-m", "tent")
     with pytest.raises(UnknownRangeError, match="--range 0 4095"):
         invoke_and_raise(*words)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trueup.bench.records import Entry
 from trueup.bench.settings import Open, Run, Sweep, check_known, validate_settings
 from trueup.data.cards import CARDS, get_card
-from trueup.data.datasets import Dataset, on_paper, open_dataset
+from trueup.data.datasets import Dataset, dataset_from_card, open_dataset
 from trueup.data.pictures import AS_STORED, Reading
 
 METHODS = {
@@ -118,7 +118,7 @@ class Reproduction(Sweep):
         """Open a dataset of the recipe; a missing one from its card."""
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
-            return on_paper(dataset)  # an embedded dataset is opened itself
+            return dataset_from_card(dataset)  # an embedded dataset is opened itself
         return require_complete(open_dataset(dataset, root, reading or AS_STORED))
 
     def datasets(self) -> list[str]:
@@ -194,7 +194,7 @@ class Reproduction(Sweep):
 
 def require_complete(dataset: Dataset) -> Dataset:
     """Return a dataset on disk; refuse it if it lacks targets or classes of the paper's."""
-    expected = on_paper(dataset.name)
+    expected = dataset_from_card(dataset.name)
     missing = [target for target in expected.targets if target not in dataset.targets]
     if missing or len(dataset.classes) != len(expected.classes):
         lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(dataset.classes)} classes"
@@ -222,7 +222,9 @@ def _small(values: Mapping[str, Any]) -> dict[str, Any]:
     stand_in = STAND_INS[name]
     small = {**values, **SMALL, "dataset": stand_in}
     if "target" in values:
-        small["target"] = _in_turn(list(on_paper(name).targets), open_dataset(stand_in).targets)[values["target"]]
+        small["target"] = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)[
+            values["target"]
+        ]
     elif stand_in == DIGITS_C:
         small["target"] = list(FEW)
     if "network" in values:

@@ -16,7 +16,7 @@ from trueup.bench.class_metrics import accuracy, measure_classes
 from trueup.bench.mask_metrics import dice_coefficient, summarize_cases, vcdr
 from trueup.bench.mask_metrics import measure_masks as measure_masks
 from trueup.data.loading import ConcatDomains
-from trueup.data.slices import SliceDomain, Volume, classes_on, labels_on
+from trueup.data.slices import SliceDomain, Volume, class_mask, label_masks
 
 Indices = NDArray[np.int64]
 Structures = Mapping[str, tuple[int, ...]]
@@ -127,7 +127,7 @@ class MaskScorer:
             assert volume.mask is not None
             truth = {name: np.isin(volume.mask[z], part) for name, part in self.structures.items()}
             self.dices.append(mean_dice(found, truth))
-            self.last.append(_Example(domain.label_of(i), to_rgb(volume.image[z]), truth, found))
+            self.last.append(_Example(domain.image_name(i), to_rgb(volume.image[z]), truth, found))
             del self.last[:-EXAMPLES]
 
     def results(self) -> dict[str, Any]:
@@ -215,8 +215,8 @@ def regions(
 ) -> dict[str, NDArray[np.bool_]]:
     """Convert logits (C, size, size) to a mask (H, W) of each structure on the full slice."""
     if multilabel:
-        return dict(zip(structures, labels_on(volume, answer), strict=True))
-    classes = classes_on(volume, answer)
+        return dict(zip(structures, label_masks(volume, answer), strict=True))
+    classes = class_mask(volume, answer)
     return {name: np.isin(classes, part) for name, part in structures.items()}
 
 

@@ -21,7 +21,7 @@ from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.data.loading import ConcatDomains, Loader
-from trueup.data.streams import CHOOSY, balanced_batches, batches, order
+from trueup.data.streams import SUBSAMPLING, balanced_batches, batches, order
 from trueup.guard.config import Guard
 from trueup.model.heads import HeadNotFoundError
 from trueup.model.split_model import Output, SplitModel
@@ -286,7 +286,7 @@ def make_stream(
     """
     sequence = order(stream, data.labels, data.numbers, seed, **options)[:limit]
     rounds = [sequence]
-    again, options = ("continual", {}) if stream in CHOOSY else (stream, options)  # its images are chosen
+    again, options = ("continual", {}) if stream in SUBSAMPLING else (stream, options)  # its images are chosen
     for turn in range(1, repeat):
         other_seed = int(np.random.SeedSequence(seed, spawn_key=(turn, 0, 0, 0)).generate_state(1, np.uint64)[0])
         labels, numbers = data.labels[sequence], data.numbers[sequence]

@@ -20,7 +20,7 @@ from trueup.bench.records import FILE, Record, finished_records, open_writer
 from trueup.bench.settings import Run, Sweep, make_sweep
 from trueup.data.datasets import Dataset
 from trueup.data.pictures import Reading
-from trueup.data.survey import survey
+from trueup.data.preflight import preflight_datasets
 from trueup.source.checkpoints import Store
 
 CHECKPOINTS, TRACES = "checkpoints", "traces"
@@ -58,8 +58,8 @@ def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = N
     store = Store(Path(checkpoints) if checkpoints else folder / CHECKPOINTS)
     opened = cache(sweep.open)
     runs, done = sweep.runs(opened), finished_records(folder / FILE)
-    # A checkpoint may say how pictures are read, so survey them as the runs will read them.
-    survey(opened(*key) for key in dict.fromkeys((run.dataset, run.source.reading) for run in runs))
+    # A checkpoint may say how pictures are read, so check them as the runs will read them.
+    preflight_datasets(opened(*key) for key in dict.fromkeys((run.dataset, run.source.reading) for run in runs))
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
     for run in runs:

@@ -28,9 +28,9 @@ from trueup.data.channels import make_channels
 from trueup.data.domains import CorruptedDomain, Domain, FileDomain
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import AS_STORED, Reading
-from trueup.data.scanning import Scan, log_skipped
+from trueup.data.preflight import preflight_domains
+from trueup.data.scanning import FolderScan, log_skipped
 from trueup.data.streams import batches
-from trueup.data.survey import survey_domains
 from trueup.deploy.compare_methods import Trial, compare_methods
 from trueup.deploy.estimates import Estimate, MethodReport, Score, advise, estimate
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
@@ -108,7 +108,7 @@ def compare(
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
     images = open_image_folder(Path(data), seen["classes"], seen["names"], reading)
     labelled = None if source is None else open_labelled_folder(Path(source), seen, reading)
-    survey_domains(data, [images.domain])
+    preflight_domains(data, [images.domain])
     mixed = images.nested if shuffle is None else shuffle
     comparison = Comparison(network, trials, seen, batch, device, seed)
     order = comparison.order(images.domain, mixed)[:limit]
@@ -171,7 +171,7 @@ class Comparison:
 
 def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
     """Return the classifier and its view of images; `flags` describe a network without a recipe."""
-    from trueup.data.datasets.masked import NAMES
+    from trueup.data.datasets.mask_datasets import NAMES
 
     given = options.passed(**flags)
     options.check_model_flags(model, given)
@@ -206,7 +206,7 @@ def open_image_folder(
     """Find the images below a folder, sorted by name; subfolders may be classes, called `names` if known."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    scan = Scan(folder)
+    scan = FolderScan(folder)
     found = sorted(str(path.relative_to(folder)) for path in scan.walk() if path.name.lower().endswith(SUFFIXES))
     log_skipped(str(folder), scan.skipped)
     if not found:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from trueup.cli.methods_page import HEADS, all_methods, methods_page, table_row
 from trueup.data.cards import CARDS, OWN
-from trueup.data.datasets.masked import NAMES
+from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.streams import STREAMS
 
 KINDS = ("methods", "datasets", "streams", "hyper")

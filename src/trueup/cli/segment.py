@@ -15,7 +15,7 @@ from trueup.bench.settings import resolve_hyper
 from trueup.cli import options
 from trueup.cli.progress import progress_bar
 from trueup.data.cards import CARDS
-from trueup.data.scanning import describe
+from trueup.data.scanning import describe_skipped
 from trueup.deploy import SegmentConfig, SegmentSummary, segment_folder
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
 
@@ -129,7 +129,7 @@ def open_segmenter(model: str | None, *, volumes: bool = False, **flags: Any) ->
 
 def _from_recipe(path: Path, arch: str | None) -> tuple[nn.Module, dict[str, Any]]:
     """Return a model with a recipe, and its settings; a user's function is called only if the user names it."""
-    from trueup.data.datasets.masked import NAMES, ON_DISK
+    from trueup.data.datasets.mask_datasets import NAMES, ON_DISK
 
     recipe = recipe_in(path)
     if recipe is None:
@@ -171,7 +171,7 @@ def print_summary(summary: SegmentSummary, method: str, out: str, what: str = "i
         more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
         console.print(f"not {what}: {', '.join(others[:SHOWN])}{more}")
     if summary.left_out:
-        console.print(f"left out: {describe(summary.left_out)}")
+        console.print(f"left out: {describe_skipped(summary.left_out)}")
     if summary.skipped:
         console.print(f"{len(summary.skipped)} {what} were already done")
     console.print(f"{summary.masks} masks in {out}; {method}, {summary.updates} updates so far")

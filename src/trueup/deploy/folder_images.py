@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueup.atomic import longest_name, shorten_name, write_atomic
-from trueup.data.datasets.masks import DATA, IMAGES, is_volume, read_image
+from trueup.data.datasets.mask_folders import DATA, IMAGES, is_volume, read_image
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
-from trueup.data.scanning import UNREADABLE, Scan, describe
-from trueup.data.slices import Mask, Volume, field_of_view, seen_box
-from trueup.data.volumes import Grid, count_channels, suffix, write_mask
+from trueup.data.scanning import UNREADABLE, FolderScan, describe_skipped
+from trueup.data.slices import Mask, Volume, field_of_view_box, network_box
+from trueup.data.volumes import Grid, count_channels, volume_suffix, write_mask
 
 log = logging.getLogger("trueup")
 
@@ -46,9 +46,9 @@ class ImageFile:
             log.warning("%s holds %d volumes; the first is segmented", self.name, several)
         height, width = pixels.shape[1:3]
         if field is None or grid is None:  # the pixel size of a picture is unknown
-            box, what = seen_box(height, width, spacing, reading.resize), "all of it"
+            box, what = network_box(height, width, spacing, reading.resize), "all of it"
         else:
-            box, what = field_of_view(height, width, spacing, field), f"{field:g} mm"
+            box, what = field_of_view_box(height, width, spacing, field), f"{field:g} mm"
         if min(box[2:]) < 1 or max(box[2:]) > max(WIDEST, 4 * height, 4 * width):
             size = f"{box[2]}×{box[3]}"
             raise BrokenImageError(f"{self.path.name}: {what} would be {size} pixels; its voxels have a wrong size")
@@ -98,7 +98,7 @@ def find_images(
         raise ValueError(f"{folder} is not a folder")
     if folder.resolve().is_relative_to(out.resolve()):
         raise ValueError(f"{out} cannot hold the masks: it contains the images; choose another --out")
-    scan, masks_here = Scan(folder), out.resolve()
+    scan, masks_here = FolderScan(folder), out.resolve()
     paths = scan.walk(leave=lambda path: path.resolve() == masks_here or (path / JOURNAL).exists())
     found, others, taken = [], [], dict[Path, str]()
     longest = longest_name(out)
@@ -115,14 +115,14 @@ def find_images(
     if not found:
         raise ValueError(
             f"{folder} and its subfolders contain no images; images end with {', '.join(kinds)}"
-            + (f". Left out: {describe(scan.skipped)}" if scan.skipped else "")
+            + (f". Left out: {describe_skipped(scan.skipped)}" if scan.skipped else "")
         )
     return found, OtherFiles(others, {n: why for n, why in scan.skipped.items() if n not in broken}, broken)
 
 
 def _mask_names(name: str, path: Path, endings: Sequence[str], longest: int) -> Iterator[str]:
     """Return the names of an image's masks, shortened to what the file system allows."""
-    old = suffix(path) if is_volume(path) else path.suffix
+    old = volume_suffix(path) if is_volume(path) else path.suffix
     new = old.replace(".mhd", ".mha") if is_volume(path) else ".png"
     for ending in endings:
         whole = f"{name[: -len(old)]}{ending}{new}"

@@ -23,10 +23,10 @@ from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
 from trueup.core.registry import make_method
 from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
-from trueup.data.datasets.masks import IMAGES
-from trueup.data.loading import ConcatDomains, Loader
+from trueup.data.datasets.mask_folders import IMAGES
+from trueup.data.loading import normalize_images
 from trueup.data.pictures import Range, Reading, Resize
-from trueup.data.slices import classes_on, labels_on
+from trueup.data.slices import class_mask, label_masks
 from trueup.data.streams import balanced_batches
 from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches
@@ -326,19 +326,18 @@ class _Work:
     def segment_slices(self, group: Sequence[LoadedImage]) -> None:
         """Show all slices of these images, then write their masks."""
         config = self.config
-        loader = Loader(ConcatDomains(()), config.size, config.channels)
         masks = [np.zeros((len(c.image.masks), *c.volume.image.shape[:3]), dtype=np.uint8) for c in group]
         slices = [(i, z) for i, loaded in enumerate(group) for z in range(len(loaded.volume.image))]
         for chosen in balanced_batches(np.arange(len(slices)), config.batch):
             part = [slices[i] for i in chosen]
-            x = loader.tensor([group[i].volume.show(z, config.size) for i, z in part])
+            x = normalize_images([group[i].volume.network_view(z, config.size) for i, z in part], config.channels)
             try:
                 logits = self.adapter(x.to(config.device)).cpu()
             except ValueError as error:
                 names = dict.fromkeys(group[i].image.name for i, _ in part)
                 raise ValueError(f"{', '.join(names)}: {error}") from error
             for (i, z), answer in zip(part, logits, strict=True):
-                mask_of = labels_on if config.multilabel else classes_on
+                mask_of = label_masks if config.multilabel else class_mask
                 masks[i][:, z] = mask_of(group[i].volume, answer)
             self.report()
         for loaded, mask in zip(group, masks, strict=True):

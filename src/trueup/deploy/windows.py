@@ -99,7 +99,7 @@ def _orientation(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _to_ras(stored: NDArray[Any], grid: Grid) -> NDArray[Any]:
     """Return stored values in RAS order."""
     axes, against = _orientation(grid)
-    return np.ascontiguousarray(np.flip(stored.reshape(grid.full), against).transpose(np.argsort(axes)))
+    return np.ascontiguousarray(np.flip(stored.reshape(grid.shape_3d), against).transpose(np.argsort(axes)))
 
 
 def _from_ras(values: NDArray[Any], grid: Grid) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_serializer, model_validator
 
 from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
-from trueup.data.pictures import Range, Reading, Resize, check_range, usual_resize
+from trueup.data.pictures import Range, Reading, Resize, check_range, default_resize
 
 Normalization = Annotated[Normalize, PlainValidator(check_normalize), PlainSerializer(lambda v: v, return_type=Any)]
 LATER = ("multilabel", "resize", "range", "grey")
@@ -36,7 +36,7 @@ def omit_defaults(values: dict[str, Any]) -> dict[str, Any]:
     values = {key: value for key, value in values.items() if key not in LATER or value}
     for part in ("training", "source"):
         seen = values.get(part)
-        if isinstance(seen, dict) and seen.get("resize") == usual_resize(values.get("dataset", "")):
+        if isinstance(seen, dict) and seen.get("resize") == default_resize(values.get("dataset", "")):
             values[part] = {key: value for key, value in seen.items() if key != "resize"}
     return values
 

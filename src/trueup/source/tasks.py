@@ -14,7 +14,7 @@ from torch import Tensor
 from trueup.data.datasets import Dataset
 from trueup.data.domains import Domain, Image
 from trueup.data.slices import SliceDomain
-from trueup.data.transforms import TRANSFORMS, affine
+from trueup.data.transforms import TRANSFORMS, augment_with_mask
 from trueup.source.recipe import Training
 
 Random = np.random.Generator
@@ -83,7 +83,7 @@ class Segment:
         """Return image i and its mask, augmented together."""
         assert isinstance(domain, SliceDomain)
         image, mask = domain.image(i, self.size), domain.mask(i, self.size)
-        return affine(image, mask, rng) if self.augment == "affine" else (image, mask)
+        return augment_with_mask(image, mask, rng) if self.augment == "affine" else (image, mask)
 
     def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
         """Return the masks of images."""

@@ -21,7 +21,7 @@ from trueup.core import files
 from trueup.core.method import fusable
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
-from trueup.data.loading import ConcatDomains, Loader, ahead
+from trueup.data.loading import ConcatDomains, Loader, normalize_images, prefetch
 from trueup.data.streams import batches
 from trueup.model.heads import as_logits, call_model
 from trueup.source.checkpoints import KIND, Store, digest_of_file, join_groups, read_unfinished
@@ -124,14 +124,12 @@ class _TrainingRun:
 
     def batches(self, pool: ThreadPoolExecutor, steps: range) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
         """Yield the batch of each step, read and augmented in advance."""
-        for i, waiting in ahead(steps, lambda i: [pool.submit(self.read, *item) for item in self.draw(i)], 3):
+        for i, waiting in prefetch(steps, lambda i: [pool.submit(self.read, *item) for item in self.draw(i)], 3):
             read = [result for future in waiting for result in future.result()]
             if not read:
                 yield i, (torch.empty(0), torch.empty(0))
             else:
-                x = Loader(ConcatDomains(()), self.settings.size, self.settings.channels).tensor(
-                    [image for image, _ in read]
-                )
+                x = normalize_images([image for image, _ in read], self.settings.channels)
                 yield i, (x.to(self.device), self.task.tensor([answer for _, answer in read]).to(self.device))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
@@ -148,7 +146,7 @@ class _TrainingRun:
             try:
                 read.append(self.task.read(domain, j, rng))
             except BrokenImageError as error:
-                if (name := domain.label_of(j)) not in self.broken:
+                if (name := domain.image_name(j)) not in self.broken:
                     self.broken.add(name)
                     log.warning("left out, cannot be read: %s (%s)", name, error)
         return read
