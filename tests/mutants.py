@@ -208,7 +208,12 @@ MUTANTS = [
         "cutoff - tolerance, 2**40 - arrival, -1)",
     ),
     ("bank: similarities without norms", "memory/nearest.py", ".mul_(scale[start:stop])", ""),
-    ("bank: a tolerance for cosines alone", "memory/nearest.py", "eps * lengths", "eps * torch.ones_like(lengths)"),
+    (
+        "bank: a tolerance for cosines alone",
+        "memory/nearest.py",
+        "eps * lengths",
+        "eps * torch.ones_like(lengths)",
+    ),
     (
         "sketch: candidates are not compared",
         "memory/nearest.py",

@@ -110,9 +110,7 @@ def _why_none_follows(model: nn.Module) -> str:
         return "it has no normalisation layers"
     found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     batch = any(isinstance(layer, _BatchNorm) for layer in norm_layers(model))
-    reason = (
-        "they keep no running statistics, so they use those of the batch already" if batch else "it has none of these"
-    )
+    reason = "they keep no running statistics, so they use the batch's already" if batch else "it has none of these"
     return f"{reason} ({found})"
 
 

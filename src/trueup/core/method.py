@@ -58,10 +58,7 @@ class Info:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods.
-
-    Only `observe` and `after` may write, and only to `state`; `after` may also change the selected parameters.
-    """
+    """Base of all methods. Only `observe` and `after` may write: to `state`, and `after` to selected parameters."""
 
     norm: str = "source"
     """Statistics of BatchNorm layers: "source"; "batch"; "ema" (running estimates that start at the source's); "mix"

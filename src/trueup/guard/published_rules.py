@@ -21,7 +21,6 @@ class Sar(Rule):
     threshold: float = 0.2 / math.log(1000)
     """As a factor of ln C. Differs: the paper's 0.2 is for 1,000 classes; for ten it would be 9 % of the maximum."""
     momentum: float = 0.9
-    """Share of the running mean that each batch keeps."""
 
     def __post_init__(self) -> None:
         check_float("threshold", self.threshold, 0, 1)
@@ -75,7 +74,6 @@ class Asr(Rule):
     start: float = 0.5
     """The running mean starts at ln(start · C)."""
     momentum: float = 0.15
-    """Weight of a new batch in the running mean."""
     keep: float = 0.5
     """Largest share of layers that a reset leaves alone."""
     slope: float = 20.0
@@ -109,7 +107,6 @@ class Cotta(Rule):
     """CoTTA (Wang et al., CVPR 2022): restore random values to the source's after each batch."""
 
     chance: float = 0.01
-    """Probability of each value."""
 
     def __post_init__(self) -> None:
         check_float("chance", self.chance, 0, 1)
@@ -124,7 +121,6 @@ class Roid(Rule):
     """ROID (Marsden et al., WACV 2024): move the parameters a little towards the source's after each batch."""
 
     momentum: float = 0.99
-    """Share of the parameters that is kept; the rest is the source's."""
 
     def __post_init__(self) -> None:
         check_float("momentum", self.momentum, 0, 1)

@@ -259,7 +259,6 @@ class Concentration(Rule):
     fall: float = 0.5
     """Request a check below this fraction of the running mean."""
     momentum: float = 0.05
-    """Weight of a new batch in the running mean."""
 
     def __post_init__(self) -> None:
         check_float("fall", self.fall, 0, 1)
@@ -283,7 +282,6 @@ class Spike(Rule):
 
     deviations: float = 8.0
     history: int = 200
-    """Recent steps that are remembered."""
     least: int = 20
     """Steps to see before any is skipped."""
 
@@ -311,12 +309,10 @@ class Spike(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Drift(Rule):
-    """Distance of the parameters from the source; beyond the limit they are pulled back a little."""
+    """Distance of the parameters from the source, relative to their norm; beyond the limit they are pulled back."""
 
     limit: float = 0.25
-    """Largest distance, relative to the norm of the source's parameters."""
     pull: float = 0.1
-    """Share of the way to the source that they are moved."""
 
     def __post_init__(self) -> None:
         check_float("limit", self.limit, 0)

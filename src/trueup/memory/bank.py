@@ -32,10 +32,7 @@ class Bounds(NamedTuple):
 
 
 class Update(NamedTuple):
-    """Rows that a batch changes.
-
-    With masks, tensors keep their full length, and entries that are not kept repeat the first one that is.
-    """
+    """Rows that a batch changes. With masks, lengths are fixed, and dropped entries repeat the first kept one."""
 
     kept: Tensor  # new entries that are kept, by position in the batch
     rows: Tensor  # their rows

@@ -8,7 +8,7 @@ from collections import Counter
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from trueup.memory.journal import Journaled
 
@@ -28,14 +28,10 @@ class ImageBuffer(Journaled):
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__()
         self.classes = classes
-
-        def integers(*values: int) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=like.device)
-
         self.register_buffer("pixels", torch.zeros(capacity, 0, dtype=like.dtype, device=like.device))  # flat images
-        self.register_buffer("shape", integers())  # of an image; empty before the first
-        self.register_buffer("labels", integers(*[-1] * capacity))
-        self.register_buffer("waiting", integers(0))
+        self.register_buffer("shape", torch.zeros(0, dtype=torch.int64, device=like.device))  # empty before any image
+        self.register_buffer("labels", torch.full((capacity,), -1, dtype=torch.int64, device=like.device))
+        self.register_buffer("waiting", torch.zeros(1, dtype=torch.int64, device=like.device))
 
     def verify(self) -> None:
         """Refuse inconsistent contents, as from a damaged file."""
@@ -64,8 +60,9 @@ class ImageBuffer(Journaled):
             self.record(self.pixels, list(rows))
             self.pixels[list(rows)] = x.detach()[list(rows.values())].flatten(1).to(self.pixels)
 
-    def read(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return all stored images."""
+    def read(self, net: nn.Module | None = None) -> Tensor:
+        """Return all stored images, in the precision of `net` if given."""
+        dtype = next((p.dtype for p in net.parameters()), None) if net is not None else None
         return self.pixels[self.labels >= 0].reshape(-1, *self.shape.tolist()).to(dtype or self.pixels.dtype)
 
     def count_images(self, n: int, every: int) -> bool:

@@ -82,10 +82,7 @@ def _sortable_entropy(entropy: Tensor, arrival: Tensor) -> Tensor:
 
 
 def draw_pixels(label: Tensor, samples: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw at most `samples` random pixels of each image and class: (image, pixel, number of pixels represented).
-
-    label: (N, P), the class of each pixel.
-    """
+    """Draw up to `samples` pixels of each image and class from labels (N, P): (image, pixel, pixels represented)."""
     random, parts = torch.rand(label.shape, device=label.device), []
     for k in label.flatten().bincount().nonzero().flatten().tolist():
         of_class = label == k

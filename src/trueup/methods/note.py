@@ -64,7 +64,7 @@ class Note(GradientMethod):
         state.add(out.x, out.logits.argmax(dim=1))
         if state.count_images(len(out.x), self.every):
             with torch.enable_grad(), net.centred():
-                out.memo["logits"] = net(_images(net, state), update=self._learns_statistics).logits
+                out.memo["logits"] = net(state.read(net), update=self._learns_statistics).logits
 
     def loss(self, net: SplitModel, out: Output, state: PbrsBuffer) -> Tensor | None:
         """Return the entropy of the memory's images, averaged over classes too; None between updates."""
@@ -72,7 +72,7 @@ class Note(GradientMethod):
             return None
         if "logits" not in out.memo:  # second and later steps
             with net.centred():
-                out.memo["logits"] = net(_images(net, state)).logits
+                out.memo["logits"] = net(state.read(net)).logits
         s = F.softmax(out.memo["logits"], dim=1)
         return -(s * (s + 1e-6).log()).mean()
 
@@ -80,7 +80,3 @@ class Note(GradientMethod):
     def _learns_statistics(self) -> bool:
         """True if statistics are learnt from the memory; other policies update them from the batch."""
         return self.norm.startswith("instance")
-
-
-def _images(net: SplitModel, state: PbrsBuffer) -> Tensor:
-    return state.read(next((p.dtype for p in net.parameters()), None))

@@ -57,9 +57,7 @@ class PixelTsd(GradientMethod):
             check_bool(name, getattr(self, name))
         capacity = self.per_class if isinstance(self.per_class, int) else self.capacity
         if self.capacity not in (None, capacity):
-            raise ValueError(
-                f"capacity={self.capacity}: with per_class={capacity} the bank keeps {capacity} of each class"
-            )
+            raise ValueError(f"capacity={self.capacity}: per_class={capacity} keeps {capacity} of each class")
         object.__setattr__(self, "capacity", capacity or 1024)
 
     def init(self, net: SplitModel) -> PixelBank:

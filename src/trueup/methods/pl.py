@@ -26,7 +26,6 @@ class Pl(GradientMethod):
         paper="Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML workshop 2013",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
-        memory="nothing",
         works="Models whose confident predictions are right.",
         breaks="Confident mistakes are learnt and reinforced, most with many classes.",
     )

@@ -97,7 +97,7 @@ class Rotta(GradientMethod):
 
     def _run_memory(self, net: SplitModel, out: Output, state: Any, *, update: bool) -> None:
         """Run the teacher on the stored images and the student on strong views of them."""
-        images = state.memory.read(next((p.dtype for p in net.parameters()), None))
+        images = state.memory.read(net)
         with torch.no_grad():
             out.memo["target"] = F.softmax(state.teacher(images, update=update).logits, dim=1)
         # Differs: no gradient flows through the statistics, not even through the batch's 5 % of them.

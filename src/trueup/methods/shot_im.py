@@ -25,7 +25,6 @@ class ShotIm(GradientMethod):
         paper="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
-        memory="nothing",
         works="Balanced streams with large batches: among the best on the embedded digits.",
         breaks="Streams with rare classes or sorted by class: predictions are spread over all classes anyway.",
     )

@@ -17,8 +17,6 @@ class Source(Method):
         title="No adaptation",
         paper="Vapnik, Statistical Learning Theory, 1998 (ERM)",
         tasks=("classification", "segmentation"),
-        passes="1 forward",
-        memory="nothing",
         works="Always: the baseline for all other methods.",
         breaks="Does not adapt to any shift.",
     )

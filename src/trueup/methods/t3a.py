@@ -29,7 +29,6 @@ class T3a(Method):
         "Generalization, NeurIPS 2021",
         needs=("head",),
         unfit="the entropy of pixels is 0 over most of an image, so the first image would fill the bank for good",
-        passes="1 forward",
         lost="its prototypes, which classify in place of the head",
         memory="per_class features of each class",
         features=True,

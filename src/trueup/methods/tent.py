@@ -26,7 +26,6 @@ class Tent(GradientMethod):
         paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
-        memory="nothing",
         settings="ImageNet-C: SGD with lr=2.5e-4 and momentum 0.9, batches of 64 (mr-eggplant/EATA), where this is "
         "Adam.",
         works="Mild shifts with large, mixed batches; needs little memory, as only norms are updated.",
