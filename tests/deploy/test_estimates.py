@@ -171,7 +171,7 @@ def test_a_lead_of_less_than_two_standard_errors_is_too_few_images() -> None:
     advice = advise(methods)
     assert advice.take == ("source",)
     doubt, needed = 2 * se(0.06, 50), math.ceil(50 * (2 * se(0.06, 50) / 0.06) ** 2)
-    told = f"too few images: tent is ahead of it by 6.0 ± {100 * doubt:.1f} points by AETTA; some {needed} images"
+    told = f"too few images: tent is ahead of it by 6.0 ± {100 * doubt:.1f} points by AETTA; about {needed} images"
     assert advice.reasons[0].startswith(told)
     assert advise([SOURCE, made("tent", aetta=0.86)]).take == ("tent",)
 

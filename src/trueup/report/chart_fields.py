@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.chart_axes import LETTER, format_number, labels_overlap, shorten
+from trueup.report.chart_curves import LETTER, format_number, labels_overlap, shorten
 from trueup.report.chart_marks import Drawing, coord, label_at, marker, series_group
 from trueup.report.figure_spec import ImagePanel, MatrixPanel, ScatterPanel
 from trueup.report.palette import Style

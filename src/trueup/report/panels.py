@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.report.chart_axes import FEW, LONGEST, shorten
+from trueup.report.chart_curves import FEW, LONGEST, shorten
 from trueup.report.figure_spec import (
     Axis,
     BarPanel,
