@@ -74,7 +74,7 @@ def test_mistake_that_would_fail_every_run_is_found_before_anything_starts(
         ({"training": {"decay_at": [0.9, 0.1]}}, "decay_at must be rising"),
         ({"training": "fast"}, "training.*'fast'"),
         ({"training": 5}, "training.*5"),
-        ({"dataset": "pacs"}, "pacs is not embedded: say where it is"),
+        ({"dataset": "pacs"}, "pacs is not embedded: give its folder"),
         ({"dataset": "pacs", "root": "/does/not/exist"}, "/does/not/exist is not a folder"),
         ({"weights": "/does/not/exist.pt"}, "/does/not/exist.pt"),
         ({"checkpoint": "/does/not/{target}.pt"}, "/does/not/hand.pt"),

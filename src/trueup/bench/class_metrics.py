@@ -38,10 +38,10 @@ def negative_log_likelihood(probs: Probs, labels: Labels) -> float:
 def measure_classes(probs: Probs, labels: Labels) -> dict[str, Any]:
     """Return all metrics of a run."""
     each = per_class(probs, labels, probs.shape[1])
-    there = [value for value in each if value is not None]
+    defined = [value for value in each if value is not None]
     return {
         "accuracy": accuracy(probs, labels),
-        "macro": sum(there) / len(there),
+        "macro": sum(defined) / len(defined),
         "per_class": each,
         "ece": calibration_error(probs, labels),
         "nll": negative_log_likelihood(probs, labels),

@@ -72,8 +72,8 @@ def separation(features: Floats, labels: Indices) -> float | None:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else None
 
 
 def measure_features(features: Floats, labels: Indices, at: Indices, classes: int) -> dict[str, Any]:
