@@ -53,7 +53,7 @@ def fill(bank: torch.nn.Module, per_class: int) -> None:
 
 def main() -> None:
     quick = "--quick" in sys.argv
-    rounds, size = (2, 64) if quick else (15, 224)
+    rounds, size = (2, 32) if quick else (15, 224)
     print(f"Whole TSD step over forward + backward + Adam; {torch.get_num_threads()} threads, {rounds} pairs")
     rows = []
     for name, batch in CASES:

@@ -6,6 +6,7 @@ Run: python benchmarks/undo.py [--quick] [--rounds N]
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -74,7 +75,8 @@ def main() -> None:
     rounds, kept = asked_rounds(9)
     rows = [lock()]
     torch.manual_seed(0)
-    cases = [("resnet18", 64, 64, "tent"), ("resnet18", 64, 64, "tsd")]
+    batch = 8 if "--quick" in sys.argv else 64
+    cases = [("resnet18", batch, 64, "tent"), ("resnet18", batch, 64, "tsd")]
     cases += [("resnet18", 64, 224, "tsd"), ("resnet50", 32, 224, "tsd")] if kept else []
     for network, batch, size, method in cases:
         model, x = torchvision.models.get_model(network, num_classes=100).eval(), torch.randn(batch, 3, size, size)
