@@ -23,24 +23,24 @@ CORE = [path for path in CORE if path.endswith(("core", "methods")) or Path(path
 MUTANTS = [
     (
         "statistics: flag set, source statistics used all the same",
-        "norm/policy.py",
-        "            layer.running_mean = layer.running_var = None  # so",
-        "            layer.track_running_stats = False  # so",
+        "norm/batch.py",
+        "        return None, None\n",
+        "        return own\n",
     ),
     (
         "statistics: training mode, so that buffers drift",
-        "norm/policy.py",
-        "layer.running_mean = layer.running_var = None  #",
-        "layer.train()  #",
+        "norm/base.py",
+        "layer.running_mean, layer.running_var = choose(layer, own[layer], x)",
+        "layer.train()",
     ),
-    ("statistics: a second pass moves the estimates", "norm/policy.py", '(name == "ema" and not update)', "False"),
+    ("statistics: a second pass moves the estimates", "norm/ema.py", "if not update:", "if False:"),
     (
         "statistics: not finite, and kept",
-        "norm/policy.py",
-        "if not all_finite(u for _, u in pairs if u is not None):",
+        "norm/ema.py",
+        "if not all_finite(statistics):",
         "if False:",
     ),
-    ("statistics: unbiased variance", "norm/policy.py", "correction=0", "correction=1"),
+    ("statistics: unbiased variance", "norm/base.py", "correction=0", "correction=1"),
     (
         "model: adapted in place",
         "core/copying.py",
@@ -51,7 +51,7 @@ MUTANTS = [
     (
         "model: activations recomputed with other statistics",
         "core/adapter.py",
-        "not twice), net.normalizing(len(x)):",
+        "not twice), net.active(len(x)):",
         "not twice):",
     ),
     (
@@ -81,7 +81,7 @@ MUTANTS = [
         "    try:\n        yield calls\n    finally:\n        handle.remove()",
         "    yield calls\n    handle.remove()",
     ),
-    ("head: any layer of the right width", "model/heads.py", " and becomes(out, logits, output)", ""),
+    ("head: any layer of the right width", "model/heads.py", " and makes_logits(out, logits, output)", ""),
     (
         "teacher: an alias of the student",
         "model/split_model.py",
@@ -305,7 +305,7 @@ MUTANTS = [
         "torch.stack((torch.zeros_like(p[:, label]), p[:, label]), dim=1)",
         "torch.stack((torch.zeros_like(p[:, 0]), p[:, 0]), dim=1)",
     ),
-    ("statistics: of eight values of a segmenter", "model/split_model.py", "FEWEST if self.dense else 2", "2"),
+    ("statistics: of eight values of a segmenter", "norm/base.py", "FEWEST if dense else 2", "2"),
     (
         "eata: prepared twice, counted twice",
         "core/preparing.py",
@@ -632,9 +632,9 @@ MUTANTS = [
     ("rules: a spike passes", "guard/rules.py", "if gradient > limit else None", "if False else None"),
     (
         "robust: the batch's own statistics answer",
-        "norm/policy.py",
-        'elif name in ("source", "robust") or',
-        'elif name in ("source",) or',
+        "norm/robust.py",
+        "if not self.learning:",
+        "if False:",
     ),
     ("robust: a frequent class weighs as much", "norm/robust.py", ".clamp(max=1)", ".clamp(min=1, max=1)"),
     (
@@ -823,7 +823,7 @@ MUTANTS = [
     (
         "engine: blocks are never worked out again",
         "model/recompute.py",
-        "if not torch.is_grad_enabled() or block in fitness.unfit:",
+        "if not torch.is_grad_enabled() or block in blocks.unfit:",
         "if True:",
     ),
     (
@@ -841,7 +841,7 @@ MUTANTS = [
     (
         "engine: a layout is never taken back",
         "model/runner.py",
-        "while moved and self.channels_last is not True:",
+        "while moved and not last:",
         "while False:",
     ),
     (
@@ -850,7 +850,7 @@ MUTANTS = [
         "trials.get(way.channels_last) or trials.setdefault(way.channels_last, net.clone())",
         "trials.get(None) or trials.setdefault(None, net.clone())",
     ),
-    ("engine: a way that does not go is an error", "model/autotune.py", "way == ways[0] or _goes(step, way)", "True"),
+    ("engine: a way that does not go is an error", "model/autotune.py", "way == ways[0] or _works(step, way)", "True"),
     (
         "engine: moments keep their layout",
         "core/copying.py",
@@ -859,7 +859,7 @@ MUTANTS = [
     ),
     (
         "engine: squares of halves",
-        "norm/policy.py",
+        "norm/base.py",
         "x = x.to(torch.promote_types(x.dtype, torch.float32))  #",
         "pass  #",
     ),
@@ -879,32 +879,32 @@ MUTANTS = [
     (
         "low memory: a block that changes its input",
         "model/recompute.py",
-        "if before != [t._version for t in held]:",
+        "if before != [t._version for t in watched]:",
         "if False:",
     ),
     (
         "low memory: an input that is changed afterwards",
-        "model/split_model.py",
-        "if written := fitness.written():",
-        "if written := set():",
+        "model/recompute.py",
+        "if t._version != version}:",
+        "if False}:",
     ),
     (
         "low memory: buffers of a pass that is taken again",
-        "model/split_model.py",
-        "                part.get_buffer(name).copy_(t)\n",
-        "                pass\n",
+        "model/runner.py",
+        "            part.get_buffer(name).copy_(t)\n",
+        "            pass\n",
     ),
     (
         "low memory: a block that runs twice",
-        "model/split_model.py",
-        'set() if self.norm.startswith("ema") else None',
+        "model/recompute.py",
+        "set() if once else None",
         "None",
     ),
     (
         "low memory: forgotten before backward",
         "model/split_model.py",
-        "with self._forgetting(), nullcontext() if self._compiles(rows)",
-        "with nullcontext() if self._compiles(rows)",
+        "with mode, self.runner.recomputing(self.head), hooks:",
+        "with mode, hooks:",
     ),
     (
         "low memory: what a chain does by itself",
@@ -914,27 +914,27 @@ MUTANTS = [
     ),
     (
         "caches: what a model keeps of a forward stays",
-        "model/split_model.py",
-        "            model = self.plain()\n",
-        "            model = self.model\n",
+        "model/runner.py",
+        "call_model(self.without_caches(), images)",
+        "call_model(self.model, images)",
     ),
     (
         "caches: teachers keep theirs",
         "core/copying.py",
-        "(adapter):\n            net.caches",
-        "(adapter)[:1]:\n            net.caches",
+        "(adapter):\n            net.runner.caches",
+        "(adapter)[:1]:\n            net.runner.caches",
     ),
     ("caches: whatever has a graph", "model/caches.py", "bool(graphs[0] & graphs[1])", "bool(graphs[1])"),
     (
         "caches: the source answers with what was learnt",
         "core/frozen_source.py",
-        "adapter.net.plain()",
+        "adapter.net.runner.without_caches()",
         "adapter.net.model",
     ),
     (
         "caches: there when a block runs again",
         "model/recompute.py",
-        "                caches.put(model, kept)\n",
+        "                caches.assign(model, cached)\n",
         "                pass\n",
     ),
     ("caches: those of the user's model stay", "model/split_model.py", "self.train().eval()", "self.eval()"),
@@ -951,9 +951,9 @@ MUTANTS = [
     ("engine: the scale of fp16 stays in the gradient", "model/sam.py", "p.grad.div_(scale)", "pass"),
     (
         "engine: a graph with the source statistics",
-        "model/split_model.py",
-        'batch_statistics(self.model) if self.norm == "batch" else nullcontext()',
-        "nullcontext()",
+        "norm/batch.py",
+        "            layer.running_mean = layer.running_var = None\n",
+        "            pass\n",
     ),
     (
         "parts: a failure leaves half of a batch",
@@ -964,7 +964,7 @@ MUTANTS = [
     (
         "instance: around the batch in every forward",
         "norm/instance.py",
-        "            if centred:\n",
+        "            if self.centred:\n",
         "            if True:\n",
     ),
     ("waiting: the host reads the survivors", "methods/tsd.py", "survivors.clamp(min=1)", "max(1, int(survivors))"),
@@ -978,8 +978,8 @@ MUTANTS = [
     (
         "calls: teachers are called otherwise",
         "core/copying.py",
-        "(adapter):\n        net.sig",
-        "(adapter)[:1]:\n        net.sig",
+        "(adapter):\n        net.runner.sig",
+        "(adapter)[:1]:\n        net.runner.sig",
     ),
     ("fork: updated weights are shared", "core/copying.py", "p in each if n not in selected}", "p in each}"),
     ("pause: it learns all the same", "core/adapter.py", "self.paused or self.batches", "self.batches"),

@@ -17,6 +17,7 @@ from trueup.core import files
 from trueup.core.adapter import Adapter
 from trueup.core.moments import back_to, remember
 from trueup.norm import used_statistics
+from trueup.norm.policy import make_policy
 from trueup.norm.used_statistics import UsedStatistics, batch_moments
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -169,7 +170,9 @@ def test_single_images_keep_the_statistics_of_layers_that_see_one_value() -> Non
 
 def test_channels_that_are_not_finite_are_left_as_they_were() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)).double()
-    layer, used = model[0], UsedStatistics(model)
+    layer, used = model[0], make_policy("batch")
+    assert isinstance(used, UsedStatistics)
+    used.restart(model, classes=None, dense=False)
     assert isinstance(layer, nn.BatchNorm1d)
     one, nan, inf = torch.ones(3).double(), float("nan"), float("inf")
     used.add([layer], [(layer, torch.tensor([1.0, nan, 2.0]).double(), torch.tensor([4.0, 4.0, inf]).double(), 10)])
@@ -203,7 +206,7 @@ def test_batch_moments_are_exact_far_from_zero(
 @pytest.mark.parametrize("method", ["bn", "tent", "bn-prior", "tsd"])
 def test_the_record_is_no_part_of_the_answers(method: str) -> None:
     recording, silent = (trueup.adapt(convnet(), method, example=XS[0]) for _ in range(2))
-    silent.net.policy = nn.Module()
+    silent.net.policy.frozen = True
     assert same(play(recording, XS), play(silent, XS))
     assert isinstance(recording.net.policy, UsedStatistics)
     assert not recording.net.policy.empty
@@ -417,7 +420,7 @@ def test_a_compiled_model_says_that_it_has_no_moments(caplog: pytest.LogCaptureF
     model = convnet()
     adapter = trueup.adapt(model, "bn")
     adapter(XS[3])
-    adapter.net.engine = replace(adapter.net.engine, compile=True)
+    adapter.net.runner.settings = replace(adapter.net.runner.settings, compile=True)
     with caplog.at_level(logging.WARNING, "trueup"):
         plain = adapter.unwrap()
     assert "without compile=True" in caplog.text

@@ -32,7 +32,7 @@ from trueup.guard.config import Guard, Health, last_numbers, plain_health
 from trueup.guard.monitor import Monitor
 from trueup.model.calls import read_call
 from trueup.model.inputs import check_input, check_model
-from trueup.model.runner import Engine
+from trueup.model.runner import RunSettings
 from trueup.model.sam import backward
 from trueup.model.split_model import Output, SplitModel
 from trueup.model.steps import decides, step_if_finite
@@ -50,7 +50,7 @@ class Adapter(nn.Module):
         self, model: nn.Module, method: Method, *, head: str | None = None,
         output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
         seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
-        pixels: Normalization | None = None, engine: Engine | None = None,
+        pixels: Normalization | None = None, engine: RunSettings | None = None,
     ) -> None:  # fmt: skip
         """given: the hyper-parameters that the method was made with by name; then it may turn out to be for pixels."""
         super().__init__()
@@ -66,11 +66,11 @@ class Adapter(nn.Module):
         self._keeper: Autosave | None = None
         self._hooks: Method | PerLabel = method
         self.task: str | None = None
-        self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
-        self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
-        self.net.use(engine or Engine())
+        source = copy_model(model).requires_grad_(False)
+        self.net = SplitModel(source, output=output, norm=method.norm, multilabel=multilabel, normalization=pixels)
+        self.net.use(engine or RunSettings())
         check_effect(model, method)
-        self.state, self.batches, self.images = nn.Module(), 0, 0
+        self.state, self.batches, self.images, self.training = nn.Module(), 0, 0, False
         self._last: dict[str, Tensor] = {}  # numbers of the last batch, without a guard
         self._head, self._digest, self._built, self._prepared = head, "", False, False
         self._warned: set[str] = set()
@@ -131,15 +131,15 @@ class Adapter(nn.Module):
         method, net = self._hooks, self.net
         again, learns = self.method.episodic, self._learns
         # Robust statistics answer; learning is a second pass, with the statistics of a batch that has enough images.
-        twice = self._optimizer is not None and net.twice
+        twice = learns and self._optimizer is not None and net.policy.two_passes
         # The policy holds until after backward, for models that recompute their activations there.
-        with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.normalizing(len(x)):
+        with torch.set_grad_enabled(self._optimizer is not None and learns and not twice), net.active(len(x)):
             with nullcontext() if learns else net.frozen_statistics():
                 first = method.forward(net, x, self.state)
             if learns and not twice:
                 again |= self._learn(x, first)
-        if learns and twice and len(fit := x[net.inlier_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
-            with torch.enable_grad(), net.learning(), net.normalizing(len(fit)):
+        if twice and len(fit := x[net.policy.inlier_rows(len(x))]) >= (1 if self.method.many_views else LEAST):
+            with torch.enable_grad(), net.active(len(fit), learning=True):
                 again |= self._learn(fit, method.forward(net, fit, self.state))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
@@ -183,21 +183,21 @@ class Adapter(nn.Module):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._expect_update(needed=self.method.radius > 0)  # then parameters move before the step
         again = partial(second_loss, self._hooks, self.net, self.state, out)
-        if (loss := backward(loss, parameters, self.method.radius, again, self.net.scale)) is None:
+        if (loss := backward(loss, parameters, self.method.radius, again, self.net.runner.loss_scale)) is None:
             optimizer.zero_grad(set_to_none=True)
             return
         self._expect_update()
         grads = [p.grad for p in parameters if p.grad is not None]
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
         if self._watch is None and waits(size) and decides(optimizer):
-            self.net.steps.taken(step_if_finite(optimizer, size))
+            self.net.runner.steps.taken(step_if_finite(optimizer, size))
         elif not bool(size.isfinite()):
-            self.net.steps.left_out()
+            self.net.runner.steps.left_out()
             if self._watch is not None:
                 self._watch.stuck(self)
         elif self._watch is None or not self._watch.refuses(self, float(loss.detach()), float(size)):
             optimizer.step()
-            self.net.steps.taken()
+            self.net.runner.steps.taken()
             if self._watch is not None:
                 self._watch.stepped(self)
         torch.clear_autocast_cache()  # it holds copies of the weights as they were
@@ -216,7 +216,7 @@ class Adapter(nn.Module):
     @property
     def updates(self) -> int:
         """How many steps were taken; on a device that decides on them by itself, to ask is to wait for it."""
-        return self.net.steps.count
+        return self.net.runner.steps.count
 
     def _warn_once(self, message: str, *values: object) -> None:
         if message not in self._warned:
@@ -239,7 +239,7 @@ class Adapter(nn.Module):
         """Back to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
         self._random.restart()
         self.batches, self.images, self._last = 0, 0, {}
-        self.net.steps.restart()
+        self.net.runner.steps.restart()
         if self._watch is not None:
             self._watch.restart()
         if self._built:

@@ -26,7 +26,7 @@ def build_for(adapter: Adapter, x: Tensor) -> None:
 
 def build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
     """Make the state of a fresh adapter, or leave it as it was; with a batch, measure what the engine leaves open."""
-    parts = [vars(adapter), adapter._modules, vars(adapter.net), adapter.net._modules]
+    parts = [vars(adapter), adapter._modules, vars(adapter.net), adapter.net._modules, vars(adapter.net.runner)]
     before = [dict(part) for part in parts]
     try:
         _build(adapter, head, channels, task, x)
@@ -49,7 +49,7 @@ def _build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tens
     net.model.requires_grad_(False)
     for p in selected.values():
         p.requires_grad_(True)
-    if x is not None and net.engine.open:
+    if x is not None and net.runner.settings.open:
         with adapter._random.drawing(x.device):
             net.use(autotune(net, x, learns=bool(selected)))
     adapter._source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}

@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 @torch.no_grad()
 def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
     """What the frozen source says; nothing of the adapter changes, nor its random stream."""
-    model, output = adapter.net.plain(), adapter.net.output
+    model, output = adapter.net.runner.without_caches(), adapter.net.runner.output
     buffers = dict(model.named_buffers())
     source = {name: t.clone() if name in buffers else t for name, t in adapter._source.items()}
     with undisturbed(x.device):

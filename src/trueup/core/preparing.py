@@ -27,7 +27,7 @@ def prepare(adapter: Adapter, loader: Iterable[Any]) -> None:
         if not adapter._built:
             build_for(adapter, first)
         fresh = fresh_state(adapter)
-        policy = adapter.net.normalizing(len(first))
+        policy = adapter.net.active(len(first))
         with adapter._random.drawing(first.device), torch.enable_grad(), adapter.net.frozen_statistics(), policy:
             adapter._hooks.prepare(adapter.net, (x for part in ([first], checked) for x in part), fresh)
         adapter._fresh, adapter._prepared = (fresh,), True

@@ -27,9 +27,9 @@ def probe(adapter: Adapter, x: Tensor) -> tuple[str | None, int, str]:
     needed = strict or getattr(method, "params", None) in ("head", "backbone")
     with adapter._random.drawing(x.device), torch.no_grad():
         fresh = partial(copy_model, net.model)
-        head, logits = look_for_head(fresh, x, adapter._head, net.output, least, strict=strict, needed=needed)
+        head, logits = look_for_head(fresh, x, adapter._head, net.runner.output, least, strict=strict, needed=needed)
         if isinstance(x, Batch) and x.others and len(x) > 2:
-            _check_rows(fresh(), x, logits, net.output)
+            _check_rows(fresh(), x, logits, net.runner.output)
     check_logits(logits, multilabel=adapter.multilabel)
     return head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation"
 

@@ -82,9 +82,9 @@ def capture(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "batches": adapter.batches,
         "images": adapter.images,
         "updates": adapter.updates,
-        "shrunk": adapter.net.steps.shrunk,
+        "shrunk": adapter.net.runner.steps.shrunk,
         "prepared": adapter._prepared,
-        "engine": {key: getattr(adapter.net.engine, key) for key in USUAL},
+        "engine": {key: getattr(adapter.net.runner.settings, key) for key in USUAL},
         "optimizer": optimizer,
         **_identity(adapter, adapter.method),
     }
@@ -107,9 +107,9 @@ def restore(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, Any]
     twin._keeper, twin._lock = adapter._keeper, adapter._lock
     try:
         _refuse_foreign(adapter, header, path)
-        found = twin.net.engine.open or twin.net.engine.measured
+        found = twin.net.runner.settings.open or twin.net.runner.settings.measured
         if found:  # or else it was said how to run
-            engine = replace(twin.net.engine, measured=found, **{key: header["engine"][key] for key in found})
+            engine = replace(twin.net.runner.settings, measured=found, **{key: header["engine"][key] for key in found})
             if engine.open:
                 raise ValueError(f"{path} does not say how its model ran: {_brief(header['engine'])}")
             for net in networks(twin):
@@ -165,8 +165,8 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
         torch.Generator(device).set_state(state)
     adapter._random.states = parts["random"]
     adapter.batches, adapter.images = header["batches"], header["images"]
-    adapter.net.steps.count = header["updates"]
-    adapter.net.steps.shrunk = header["shrunk"]
+    adapter.net.runner.steps.count = header["updates"]
+    adapter.net.runner.steps.shrunk = header["shrunk"]
 
 
 def _complete(adapter: Adapter, parts: dict[str, dict[str, Tensor]]) -> None:
@@ -209,7 +209,7 @@ def _identity(adapter: Adapter, method: Method) -> dict[str, Any]:
         "parameters": list(adapter.net.selected),
         "source": _source_digest(adapter)[:16],
         "guard": "" if adapter._watch is None else repr(adapter._watch.guard),
-        "pixels": "" if adapter.net.pixels is None else repr(adapter.net.pixels),
+        "pixels": "" if adapter.net.normalization is None else repr(adapter.net.normalization),
     }
 
 

@@ -82,7 +82,7 @@ class Undo:
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
-        self._scratch = Scratch() if adapter.net.engine.memory == "low" else adapter._scratch
+        self._scratch = Scratch() if adapter.net.runner.low_memory else adapter._scratch
         self._captured = False
         self._update: _Update | None = None
         self._journaled: list[Journaled] = []
@@ -98,7 +98,9 @@ class Undo:
             return
         self._plain = [(vars(net), dict(vars(net))) for net in _networks(adapter)]
         self._plain += [(net._modules, dict(net._modules)) for net in _networks(adapter)]
-        self._plain += [(vars(adapter.net.steps), dict(vars(adapter.net.steps)))]
+        for net in _networks(adapter):
+            owned = (net.runner, net.runner.steps, net.runner.blocks, net.policy)
+            self._plain += [(vars(each), dict(vars(each))) for each in owned]
         self._adapter_values = {name: vars(adapter)[name] for name in ("batches", "images", "_last", "_optimizer")}
         self._state, self._random = adapter.state, adapter._random.states
         self._guard = (

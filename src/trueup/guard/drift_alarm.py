@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.guard.rules import Action, BatchSignals, Rule, buffers, fade
-from trueup.norm.used_statistics import batch_moments, batchnorms
+from trueup.norm.base import batchnorms
+from trueup.norm.used_statistics import batch_moments
 from trueup.validate import check_float
 
 SeenMoments = list[tuple[_BatchNorm, Tensor, Tensor, int]]

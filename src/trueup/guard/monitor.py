@@ -148,12 +148,12 @@ class Monitor:
             self._roll_back(adapter, "the answer was not finite")
         elif bool(none.all()):
             return None, none
-        marks, steps = copy.deepcopy(self.marks), dict(vars(adapter.net.steps))
+        marks, steps = copy.deepcopy(self.marks), dict(vars(adapter.net.runner.steps))
         try:
             return adapter._answer(x[~none]), none
         except NotFiniteError:
             self.marks = marks  # the rest of the state starts afresh
-            vars(adapter.net.steps).update(steps)
+            vars(adapter.net.runner.steps).update(steps)
             self._fall_back(adapter, "there is no answer that is finite")
         return source_logits(adapter, x[~none]), none
 
@@ -218,7 +218,7 @@ class Monitor:
 
     def _measures(self, adapter: Adapter) -> bool:
         """True if moments of features are measured: not in a graph, nor in the first batch, which is run on copies."""
-        m, alarm = self.marks, self._alarm is not None and not adapter.net.engine.compile
+        m, alarm = self.marks, self._alarm is not None and not adapter.net.runner.settings.compile
         return alarm and m["images"] > 0 and (m["images"] < self.guard.window or m["batches"] % 2 == 1)
 
     def _features(self, adapter: Adapter) -> FeatureShift | None:

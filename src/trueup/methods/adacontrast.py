@@ -67,7 +67,7 @@ class AdaContrast(GradientMethod):
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """The student's pass over strong views; what it is to learn comes from two others, one kind of view in each."""
         x = x.to(next(net.parameters(), x).dtype)  # what is seen again later is seen without autocast
-        weak, strong = weak_view(x), moco_view(x.repeat(2, 1, 1, 1), net.pixels, crop=self.crop)
+        weak, strong = weak_view(x), moco_view(x.repeat(2, 1, 1, 1), net.normalization, crop=self.crop)
         # Differs: in published code strong views move running statistics, too; here the weak ones alone.
         with torch.no_grad():
             seen, key = net(weak, update=True), state.slow(strong[len(x) :]).features

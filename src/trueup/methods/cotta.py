@@ -12,7 +12,7 @@ from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
 from trueup.losses import soft_cross_entropy
 from trueup.model.split_model import Output, SplitModel
-from trueup.norm.policy import KEEPING, policy_of
+from trueup.norm.policy import POLICIES, parse_norm
 from trueup.validate import check_float, check_int
 from trueup.views import check_images, cotta_view
 
@@ -65,8 +65,8 @@ class Cotta(GradientMethod):
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """The student's pass, with the teacher's target in `memo`; estimates of both move to the images themselves."""
-        check_images(x, net.pixels)
-        with torch.no_grad(), state.teacher.frozen_statistics() if net._reading else nullcontext():
+        check_images(x, net.normalization)
+        with torch.no_grad(), state.teacher.frozen_statistics() if net.policy.frozen else nullcontext():
             sure = F.softmax(state.anchor(x).logits, dim=1).amax(dim=1).mean()
             target = self._target(state.teacher, x, unsure=float(sure) < self.confidence)
         out = net(x, update=True)
@@ -85,7 +85,7 @@ class Cotta(GradientMethod):
     @property
     def _remembers(self) -> bool:
         """Whether the policy of normalisation keeps estimates, which views must not move."""
-        return policy_of(self.norm)[0] in KEEPING
+        return POLICIES[parse_norm(self.norm)[0]].remembers
 
     def _averaged(self, teacher: SplitModel, x: Tensor) -> Tensor:
         """The mean logits of the views; each forward has whole views of the batch."""
@@ -94,7 +94,7 @@ class Cotta(GradientMethod):
         parts = [min(each, self.views - done) for done in range(0, self.views, each)]
         sums = []
         for n in parts:
-            views = cotta_view(x.repeat(n, 1, 1, 1), teacher.pixels)
+            views = cotta_view(x.repeat(n, 1, 1, 1), teacher.normalization)
             answers = teacher(views, update=not self._remembers).logits  # a record for unwrap(), no more
             sums.append(answers.reshape(n, len(x), -1).sum(dim=0))
         return torch.stack(sums).sum(dim=0) / self.views

@@ -52,7 +52,7 @@ class Memo(GradientMethod):
         # Differs: statistics are mixed with the biased variance of the views; the released code mixes in the unbiased.
         # Differs: the random stream starts afresh, too, so that the views of all images are drawn alike.
         # Differs: the released code crops and mirrors images before AugMix, and mixes milder changes.
-        out = net(augmix_view(x.repeat_interleave(self.views, dim=0), net.pixels))
+        out = net(augmix_view(x.repeat_interleave(self.views, dim=0), net.normalization))
         out.memo["image"] = x.to(next(net.parameters(), x).dtype)
         return out
 

@@ -69,7 +69,7 @@ class Roid(GradientMethod):
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """One pass, and one of a view, which moves no statistics."""
-        other = roid_view(x, net.pixels)
+        other = roid_view(x, net.normalization)
         out = net(x, update=True)
         # Differs: published code sees only samples with a weight from another view, and has their batch statistics.
         out.memo["view"] = net(other)

@@ -102,4 +102,4 @@ class Rotta(GradientMethod):
             out.memo["target"] = F.softmax(state.teacher(images, update=update).logits, dim=1)
         # Differs: the gradient takes the statistics as constants, also the twentieth that is the batch's.
         with torch.enable_grad():
-            out.memo["logits"] = net(cotta_view(images, net.pixels), update=update).logits
+            out.memo["logits"] = net(cotta_view(images, net.normalization), update=update).logits

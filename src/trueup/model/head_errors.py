@@ -30,7 +30,7 @@ class HeadNotFoundError(ValueError):
     """No linear layer's output is the model's logits."""
 
 
-def becomes(out: Tensor, logits: Tensor, output: Callable[[Any], Tensor] | None = None) -> bool:
+def makes_logits(out: Tensor, logits: Tensor, output: Callable[[Any], Tensor] | None = None) -> bool:
     """Return whether the logits are this output, flattened, resized, or as log-probabilities.
 
     With `output`, which may undo a sigmoid, they need be equal only up to the rounding of probabilities.
@@ -88,10 +88,10 @@ def _probabilities(calls: list[Call], logits: Tensor) -> str:
     """Say that a softmax or sigmoid follows one of the layers; nothing if none does."""
     if not bool(((logits >= 0) & (logits <= 1)).all()):
         return ""
-    if any(becomes(out, logits.log()) for *_, out in calls):
+    if any(makes_logits(out, logits.log()) for *_, out in calls):
         return "a softmax follows it; leave it out, or pass output=torch.log"
     undo = partial(torch.logit, eps=1e-6)
-    if any(becomes(out, undo(logits.float()), undo) for *_, out in calls):
+    if any(makes_logits(out, undo(logits.float()), undo) for *_, out in calls):
         return "a sigmoid follows it; leave it out, or pass output=functools.partial(torch.logit, eps=1e-6)"
     return ""
 
@@ -99,7 +99,7 @@ def _probabilities(calls: list[Call], logits: Tensor) -> str:
 def _combined(calls: list[Call], logits: Tensor) -> str:
     """Say how the logits come from one of the layers, or from two; nothing if that cannot be seen."""
     for path, layer, inp, out in reversed(calls):
-        if becomes(out, logits):
+        if makes_logits(out, logits):
             return _unusable(path, layer, inp, out, logits)
         if inp.shape == out.shape == logits.shape and torch.allclose(out + inp, logits, rtol=1e-4, atol=1e-5):
             return f"a skip is added to {path!r} (a residual sum); put the sum into a module of its own"
@@ -116,7 +116,7 @@ def _combined(calls: list[Call], logits: Tensor) -> str:
 def _close(out: Tensor, logits: Tensor) -> bool:
     """Return whether the logits are this sum, resized or as it is, up to rounding."""
     same = out.shape == logits.shape and torch.allclose(out, logits, rtol=1e-4, atol=1e-5)
-    return same or becomes(out, logits)
+    return same or makes_logits(out, logits)
 
 
 def _unusable(path: str, layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> str:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from trueup.model.calls import Batch, arguments
 from trueup.model.failures import raised_by_model
-from trueup.model.head_errors import Call, becomes, explain, refuse_features
+from trueup.model.head_errors import Call, explain, makes_logits, refuse_features
 from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # where others look for it
 from trueup.model.probabilities import NotLogitsError, refuse_probabilities
-from trueup.model.readout import HEADS, is_affine, linear_sums, on_one_grid, weight_of, width_of
+from trueup.model.readout import HEADS, is_affine, linear_sums, same_pixels, weight_of, width_of
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def call_model(model: Callable[..., Any], x: Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class Part:
+class AnswerPart:
     """The part of a model's answer that is its logits, by its key or attribute."""
 
     name: str
@@ -56,7 +56,7 @@ class Part:
 def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[Any], Tensor] | None:
     """Return the function from a model's answer to its logits that `output` is, or that it names a part for."""
     if isinstance(output, str):
-        return Part(output)
+        return AnswerPart(output)
     if output is not None and not callable(output):
         raise TypeError(
             f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
@@ -114,12 +114,12 @@ def find_head(
         fits = width_of(layer) == logits.shape[1] and (
             _aligned(layer, inp, out, logits) or not (strict or name is None)
         )
-        found = path == name if name is not None else paths.count(path) == 1 and becomes(out, logits, output)
+        found = path == name if name is not None else paths.count(path) == 1 and makes_logits(out, logits, output)
         if fits and found:
             return path, logits
     if sums and (name is None or name in sums.values()):
         for path, module, inp, out in _watch(model, x, sums, output, least)[0]:
-            found = path == name if name is not None else becomes(out, logits, output)
+            found = path == name if name is not None else makes_logits(out, logits, output)
             if found and _adds_up(module, inp, out, logits):
                 return path, logits
     if name is not None:
@@ -211,7 +211,7 @@ def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool
     if getattr(layer, "groups", 1) > 1:
         return False
     if logits.ndim > 2:
-        return out.ndim == logits.ndim and on_one_grid(layer, inp, out)
+        return out.ndim == logits.ndim and same_pixels(layer, inp, out)
     features, scores = rows_of(inp, out)
     weight = weight_of(layer)
     return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape

@@ -1,34 +1,43 @@
-"""Running moments of what BatchNorm layers normalised with, for a model that is to answer without its adapter."""
+"""A record of the moments that BatchNorm layers normalised with, for `unwrap()`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-DECAY = 0.9  # what the images so far still count for when a batch is added
-WHOLE = 64  # images in a batch for which they count that much less; after fewer they count for more
-PART = 2**18  # values whose squares are summed up at a time: few enough for a processor's cache
+from trueup.norm.base import NormPolicy, batchnorms
+
+DECAY = 0.9  # the weight of all earlier images after a batch of WHOLE images; closer to 1 after a smaller one
+WHOLE = 64
+PART = 2**18  # values whose squares are summed at a time: few enough for a processor's cache
 Call = tuple[_BatchNorm, Tensor, Tensor, int]  # a layer, the mean and variance it used, and the number of images
 
 
-class UsedStatistics(nn.Module):
-    """Moments per channel, pooled over the batches; a batch counts for its images, and older ones for less and less.
+class UsedStatistics(NormPolicy):
+    """A policy that records the moments it normalises with, pooled over batches; older ones count for less and less.
 
     With w images so far, n new ones, r = n / (k w + n), where k = 0.9 to the power of min(1, n / 64), and d the
     distance of the means: mean += r d, and variance = (1 - r) variance + r (new variance + (1 - r) d²), the variance
-    of the mixture. Nothing that the adapter answers depends on them.
+    of the mixture. No answer depends on the record.
     """
 
     mean: Tensor
     variance: Tensor
     images: Tensor
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.sizes: list[int] = []
+        self.calls: list[Call] | None = None  # of the forward that is running, if it updates
+
+    def restart(self, model: nn.Module, **task: Any) -> None:
+        """Start an empty record."""
+        super().restart(model, **task)
         layers = batchnorms(model)
         self.sizes = [layer.num_features for layer in layers]
         like = next((layer.running_mean for layer in layers if layer.running_mean is not None), torch.empty(0))
@@ -36,9 +45,21 @@ class UsedStatistics(nn.Module):
         for name in ("mean", "variance", "images"):
             self.register_buffer(name, torch.zeros(sum(self.sizes), dtype=dtype, device=like.device))
 
+    @contextmanager
+    def forward_pass(self, model: nn.Module, *, update: bool) -> Iterator[None]:
+        """Record the moments of a forward that updates."""
+        calls = self.calls = [] if update and self._buffers else None
+        try:
+            with self.active(model):
+                yield
+        finally:
+            self.calls = None
+        if calls:
+            self.add(batchnorms(model), calls)
+
     @torch.no_grad()
     def add(self, layers: Sequence[_BatchNorm], calls: Sequence[Call]) -> None:
-        """Pool what the layers used in one forward; a layer that ran several times counts as often."""
+        """Add the calls of one forward; a layer that ran several times counts as often."""
         waiting: dict[_BatchNorm, list[Call]] = {layer: [] for layer in layers}
         for call in calls:
             waiting[call[0]].append(call)
@@ -109,8 +130,3 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 def _nothing(layer: _BatchNorm, like: Tensor) -> Call:
     zero = like.new_zeros(layer.num_features)
     return layer, zero, zero, 0
-
-
-def batchnorms(model: nn.Module) -> list[_BatchNorm]:
-    """Return the BatchNorm layers of a model that have running statistics."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
