@@ -30,14 +30,14 @@ MUTANTS = [
     (
         "statistics: training mode, so that buffers drift",
         "norm/base.py",
-        "layer.running_mean, layer.running_var = choose(layer, own[layer], x)",
+        "set_statistics(layer, choose(layer, own[layer], args[0].detach()))",
         "layer.train()",
     ),
-    ("statistics: a second pass moves the estimates", "norm/ema.py", "if not update:", "if False:"),
+    ("statistics: a second pass moves the estimates", "norm/base.py", "{} if update else None", "{}"),
     (
         "statistics: not finite, and kept",
-        "norm/ema.py",
-        "if not all_finite(statistics):",
+        "norm/base.py",
+        "if not all_finite(t for moments in statistics for t in moments):",
         "if False:",
     ),
     ("statistics: unbiased variance", "norm/base.py", "correction=0", "correction=1"),
@@ -77,9 +77,9 @@ MUTANTS = [
     ("parameters: frozen ones are left out", "model/params.py", "if p.is_floating_point()}", "if p.requires_grad}"),
     (
         "head: hook left after an exception",
-        "model/graph.py",
-        "    try:\n        yield calls\n    finally:\n        handle.remove()",
-        "    yield calls\n    handle.remove()",
+        "hooks.py",
+        "    try:\n        yield\n    finally:\n        for handle in handles:\n            handle.remove()",
+        "    yield\n    for handle in handles:\n        handle.remove()",
     ),
     ("head: any layer of the right width", "model/heads.py", " and makes_logits(out, logits, output)", ""),
     (
@@ -633,8 +633,8 @@ MUTANTS = [
     (
         "robust: the batch's own statistics answer",
         "norm/robust.py",
-        "if not self.learning:",
-        "if False:",
+        "if self.learning:",
+        "if True:",
     ),
     ("robust: a frequent class weighs as much", "norm/robust.py", ".clamp(max=1)", ".clamp(min=1, max=1)"),
     (
@@ -721,8 +721,8 @@ MUTANTS = [
         "max(1, len(layers) - math.ceil(part * len(layers)))",
         "len(layers)",
     ),
-    ("sharpness: down the slope", "model/sam.py", "alpha=float(radius", "alpha=-float(radius"),
-    ("sharpness: the weights stay where the second loss was", "model/sam.py", "p.copy_(value)", "pass"),
+    ("sharpness: down the slope", "model/steps.py", "alpha=float(radius", "alpha=-float(radius"),
+    ("sharpness: the weights stay where the second loss was", "model/steps.py", "p.copy_(value)", "pass"),
     (
         "deyo: samples that the shuffle leaves as they are",
         "methods/deyo.py",
@@ -948,11 +948,11 @@ MUTANTS = [
         "    net,",
     ),
     ("engine: any gain is enough", "model/autotune.py", "GAIN * medians[ways[0]]", "medians[ways[0]]"),
-    ("engine: the scale of fp16 stays in the gradient", "model/sam.py", "p.grad.div_(scale)", "pass"),
+    ("engine: the scale of fp16 stays in the gradient", "model/steps.py", "p.grad.div_(scale)", "pass"),
     (
         "engine: a graph with the source statistics",
         "norm/batch.py",
-        "            layer.running_mean = layer.running_var = None\n",
+        "            set_statistics(layer, (None, None))\n",
         "            pass\n",
     ),
     (

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from trueup import devices
 from trueup.core.autosave import Autosave
 from trueup.core.building import build_for
 from trueup.core.copying import assign_tensor, calling, copy_model, fork, kept_tensors, look_for_caches, move
@@ -27,15 +28,13 @@ from trueup.core.random_stream import RandomStream
 from trueup.core.second_pass import second_loss
 from trueup.core.state import load, save
 from trueup.core.undo import CallLock, Scratch, Undo, all_or_nothing, serialized
-from trueup.devices import waits
 from trueup.guard.config import Guard, Health, last_numbers, plain_health
 from trueup.guard.monitor import Monitor
 from trueup.model.calls import read_call
 from trueup.model.inputs import check_input, check_model
 from trueup.model.runner import RunSettings
-from trueup.model.sam import backward
 from trueup.model.split_model import Output, SplitModel
-from trueup.model.steps import decides, step_if_finite
+from trueup.model.steps import backward, decides, step_if_finite
 from trueup.norm.robust import LEAST
 from trueup.validate import check_bool, check_int
 from trueup.views import Normalization
@@ -189,7 +188,7 @@ class Adapter(nn.Module):
         self._expect_update()
         grads = [p.grad for p in parameters if p.grad is not None]
         size = torch.nn.utils.get_total_norm([loss.detach(), *grads])
-        if self._watch is None and waits(size) and decides(optimizer):
+        if self._watch is None and devices.waits(size) and decides(optimizer):
             self.net.runner.steps.taken(step_if_finite(optimizer, size))
         elif not bool(size.isfinite()):
             self.net.runner.steps.left_out()

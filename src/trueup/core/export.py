@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.copying import copy_model
 from trueup.model.split_model import SplitModel
+from trueup.norm.batch import BatchPolicy
 from trueup.norm.instance import InstancePolicy
-from trueup.norm.used_statistics import UsedStatistics
 from trueup.validate import check_choice
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def plain_copy(adapter: Adapter, statistics: str) -> nn.Module:
     if adapter.batches:
         for reason in losses(adapter):
             log.warning("unwrap() loses a part of what %s answered with: %s", adapter.method.info.name, reason)
-    if isinstance(net.policy, UsedStatistics) and not net.runner.settings.compile:
+    if isinstance(net.policy, BatchPolicy) and not net.runner.settings.compile:
         _put(model, net.policy.by_name(net.model))
     return model
 
@@ -57,12 +57,12 @@ def losses(adapter: Adapter) -> list[str]:
         found.append("statistics corrected for each image; the running estimates take their place")
     if method.episodic and (adapter._optimizer is not None or net.policy.norm != "source"):
         found.append("what it took from each batch, which episodic=True forgets; the model is the source")
-    if isinstance(net.policy, UsedStatistics) and net.runner.settings.compile:
+    if isinstance(net.policy, BatchPolicy) and net.runner.settings.compile:
         found.append(
             "the statistics of the batches, of which a compiled model keeps no record; the source's take their place. "
             "Adapt without compile=True to export the model"
         )
-    elif isinstance(net.policy, UsedStatistics) and net.policy.empty and not found:
+    elif isinstance(net.policy, BatchPolicy) and net.policy.empty and not found:
         found.append(
             "the statistics of the batches, as it started afresh after the last of them; the source's take their "
             "place. Call unwrap() after a batch that it goes on from"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from trueup.core.copying import copy_model
 from trueup.finite import check_values
+from trueup.model.caches import Caches, held_tensors
 from trueup.model.calls import Batch
 from trueup.model.heads import as_logits, call_model, look_for_head
 from trueup.model.inputs import check_logits
@@ -25,11 +25,19 @@ def probe(adapter: Adapter, x: Tensor) -> tuple[str | None, int, str]:
     net, method = adapter.net, adapter.method
     strict, least = "head" in method.info.needs, 1 if adapter.multilabel else 2
     needed = strict or getattr(method, "params", None) in ("head", "backbone")
+    copies: list[tuple[nn.Module, dict[int, Tensor]]] = []
+
+    def fresh() -> nn.Module:
+        model = copy_model(net.model)
+        copies.append((model, held_tensors(model)))
+        return model
+
     with adapter._random.drawing(x.device), torch.no_grad():
-        fresh = partial(copy_model, net.model)
         head, logits = look_for_head(fresh, x, adapter._head, net.runner.output, least, strict=strict, needed=needed)
         if isinstance(x, Batch) and x.others and len(x) > 2:
             _check_rows(fresh(), x, logits, net.runner.output)
+    if all(held_tensors(model).keys() == before.keys() for model, before in copies):
+        net.runner.caches = Caches()  # a search for caches would find none
     check_logits(logits, multilabel=adapter.multilabel)
     return head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation"
 

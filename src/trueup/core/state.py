@@ -17,7 +17,7 @@ from trueup.core.copying import assign_tensor, laid_out_like, networks, shared
 from trueup.core.method import GradientMethod
 from trueup.core.moments import Moment
 from trueup.core.registry import for_task
-from trueup.norm.used_statistics import UsedStatistics
+from trueup.norm.batch import BatchPolicy
 from trueup.validate import check_int
 from trueup.version import __version__
 
@@ -171,13 +171,13 @@ def _take_over(adapter: Adapter, tensors: dict[str, Tensor], header: dict[str, A
 
 def _complete(adapter: Adapter, parts: dict[str, dict[str, Tensor]]) -> None:
     """Fill in, as in a fresh adapter, the statistics for unwrap() that older files do not have."""
-    if not parts["policy"] and isinstance(adapter.net.policy, UsedStatistics):
+    if not parts["policy"] and isinstance(adapter.net.policy, BatchPolicy):
         parts["policy"] = {n: torch.zeros_like(t) for n, t in adapter.net.policy.state_dict().items()}
     fresh = adapter._fresh[0]
     added = {
         f"{path}.{name}": t
         for path, module in fresh.named_modules()
-        if isinstance(module, UsedStatistics)
+        if isinstance(module, BatchPolicy)
         for name, t in module.named_buffers()
     }
     for part in ("state", "fresh"):

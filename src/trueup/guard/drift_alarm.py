@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.guard.rules import Action, BatchSignals, Rule, buffers, fade
+from trueup.hooks import hooked
 from trueup.norm.base import batchnorms
-from trueup.norm.used_statistics import batch_moments
+from trueup.norm.batch import batch_moments
 from trueup.validate import check_float
 
 SeenMoments = list[tuple[_BatchNorm, Tensor, Tensor, int]]
@@ -39,12 +40,8 @@ def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenM
         assert isinstance(layer, _BatchNorm)
         seen.append((layer, *batch_moments(args[0].detach()), len(args[0])))
 
-    handles = [layer.register_forward_pre_hook(note) for layer in batchnorms(model)] if active else []
-    try:
+    with hooked(batchnorms(model) if active else (), before=note):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class PooledMoments(nn.Module):

@@ -65,6 +65,11 @@ def find_caches(model: nn.Module, x: Tensor) -> Caches:
     return Caches(places, tuple(before.get(place, _Missing) for place in places))
 
 
+def held_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """Return the tensors in attributes of modules, by identity; a forward that caches something adds to them."""
+    return {id(t): t for _, value in _attributes(model) for t in _tensors(value)}
+
+
 def _attributes(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():

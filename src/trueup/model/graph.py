@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.hooks import hooked
 from trueup.model.heads import call_model
 from trueup.model.recompute import replaced_forward
 
@@ -20,14 +21,8 @@ Calls = list[tuple[Tensor, Tensor]]
 def recording_calls(layer: nn.Module | None) -> Iterator[Calls]:
     """Collect the inputs and outputs of a layer, call by call."""
     calls: Calls = []
-    if layer is None:
+    with hooked([] if layer is None else [layer], after=lambda _, args, out: calls.append((args[0], out))):
         yield calls
-        return
-    handle = layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out)))
-    try:
-        yield calls
-    finally:
-        handle.remove()
 
 
 class Graph:

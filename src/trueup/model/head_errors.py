@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trueup.hooks import hooked
 from trueup.model.probabilities import NotLogitsError
 from trueup.model.readout import CONVOLUTIONS, HEADS, TRANSPOSED
 
@@ -161,12 +162,8 @@ def _vectors(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
         if isinstance(out, Tensor) and out.ndim == 2 and out.is_floating_point():
             found.append(out.clone())
 
-    handles = [module.register_forward_hook(note) for module in model.modules()]
-    try:
+    with hooked(model.modules(), after=note):
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 
@@ -221,13 +218,8 @@ def _trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Step]]:
         if where is not None and isinstance(out, Tensor):
             calls.append((leaves[layer], layer, where, out, _place(out)))
 
-    handles = [layer.register_forward_pre_hook(enter) for layer in leaves]
-    handles += [layer.register_forward_hook(leave) for layer in leaves]
-    try:
+    with hooked(leaves, before=enter, after=leave):
         return run(), calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _place(values: Tensor) -> Place:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dis
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from trueup.hooks import hooked
 from trueup.model.calls import Batch, arguments
-from trueup.model.failures import raised_by_model
 from trueup.model.head_errors import Call, explain, makes_logits, refuse_features
 from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # where others look for it
 from trueup.model.probabilities import NotLogitsError, refuse_probabilities
 from trueup.model.readout import HEADS, is_affine, linear_sums, same_pixels, weight_of, width_of
 
 T = TypeVar("T")
+
+_TORCH = str(Path(torch.__file__).parent / "_")[:-1]  # with a separator at its end: torchvision is another
+_INPUT = re.compile(r"shape|\bsizes?\b|\bchannels?\b|\bdimensions?\b|\bdtype\b|\bheight\b|\bwidth\b", re.IGNORECASE)
 
 
 def call_model(model: Callable[..., Any], x: Tensor) -> Any:
@@ -32,6 +38,25 @@ def call_model(model: Callable[..., Any], x: Tensor) -> Any:
         raise ValueError(
             f"the model cannot take images of shape {shape}, {x.dtype} on {x.device}: {error}{way}"
         ) from error
+
+
+def raised_by_model(error: Exception) -> bool:
+    """Return whether an error is the model's own and must reach the user as it is.
+
+    It is if a `raise` or `assert` outside of torch made it, unless it is a plain RuntimeError, IndexError or
+    AssertionError that speaks of the input: of shape, size, channels, dimensions, height, width or dtype. A failing
+    operation of torch has no `raise` in Python, or one in torch's own files.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS" or code.co_filename.startswith(_TORCH):
+        return False
+    plain = type(error) in (RuntimeError, IndexError, AssertionError)
+    return not (plain and _INPUT.search(str(error)))
 
 
 @dataclass(frozen=True)
@@ -198,12 +223,8 @@ def _watch(
             # a copy, so that what is done to the output in place afterwards shows
             calls.append((layers[layer], layer, args[0], out.clone()))
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
+    with hooked(layers, after=note, with_kwargs=True):
         return calls, as_logits(call_model(model, x), output, rows=len(x), least=least)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:

@@ -19,7 +19,8 @@ from trueup.model.graph import Calls, Graph, recording_calls
 from trueup.model.heads import as_logits, call_model, output_function
 from trueup.model.recompute import RecomputedBlocks, UnfitError, recomputing
 from trueup.model.steps import Steps
-from trueup.norm.base import NormPolicy
+from trueup.norm.base import NormPolicy, SourcePolicy
+from trueup.validate import check_bool, check_choice
 
 log = logging.getLogger("trueup")
 
@@ -47,14 +48,11 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
-        if self.precision not in (*PRECISIONS, "auto"):
-            raise ValueError(f"precision={self.precision!r} must be 'float32', 'bf16', 'fp16' or 'auto'")
+        check_choice("precision", self.precision, (*PRECISIONS, "auto"))
         if not isinstance(self.channels_last, bool | None) and self.channels_last != "auto":
             raise ValueError(f"channels_last={self.channels_last!r} must be True, False or 'auto'")
-        if not isinstance(self.compile, bool):
-            raise ValueError(f"compile={self.compile!r} must be True or False")
-        if self.memory not in ("usual", "low"):
-            raise ValueError(f"memory={self.memory!r} must be 'usual' or 'low'")
+        check_bool("compile", self.compile)
+        check_choice("memory", self.memory, ("usual", "low"))
         if self.compile and self.memory == "low":
             raise ValueError("compile=True and memory='low' do not go together: leave one out")
         if self.channels_last is None and self.memory == "usual":
@@ -131,9 +129,9 @@ class Runner:
         """Return whether a batch of so many images runs compiled; hooks set the statistics of a very small one."""
         if self._graph is None:
             return False
-        enough = rows >= policy.graph_rows
+        enough = isinstance(policy, SourcePolicy) or rows >= policy.fewest
         if not enough and not self._warned:
-            log.info("batches of less than %d images run without a graph, unless with norm='source'", policy.graph_rows)
+            log.info("batches of less than %d images run without a graph, unless with norm='source'", policy.fewest)
             self._warned = True
         return enough
 

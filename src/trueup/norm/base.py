@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trueup.finite import NotFiniteError, all_finite
+from trueup.hooks import hooked
+
 # A segmenter's layer that sees fewer values per channel than this keeps the source's statistics: DeepLab pools a whole
 # image into one value, and the deviation of a batch of few such values is noise.
 FEWEST = 16
@@ -26,34 +29,23 @@ class NormPolicy(nn.Module):
     depend on are in the layers' own buffers; the buffers of this module are all else that is remembered.
     """
 
-    default: float | None = None
-    """The number in "name:number" if it is left out; None if the policy has no number."""
-    largest = 1e6
-    """The largest number allowed."""
-    remembers = False
-    """True if answers depend on earlier batches."""
-    compilable = False
-    """True if the model may be compiled."""
-    recomputable = True
-    """True if activations may be recomputed in backward."""
-    moves_in_forward = False
-    """True if a layer that runs twice in a forward has other statistics the second time."""
-    two_passes = False
-    """True if the pass that answers is not the one to learn from."""
+    default: float | None = None  # the number in "name:number" if it is left out; None if the policy has no number
+    largest = 1e6  # the largest number
+    remembers = False  # answers depend on earlier batches
+    compilable = False  # the model may be compiled
+    recomputable = True  # activations may be recomputed in backward
+    moves_in_forward = False  # a layer that runs twice in a forward has other statistics the second time
+    two_passes = False  # the pass that answers is not the one to learn from
 
     def __init__(self, norm: str, number: float) -> None:
         super().__init__()
         self.norm, self.number = norm, number
         self.fewest = 2  # values per channel that a layer must see to use the batch's statistics
         self.frozen = False  # no forward updates
-        self.centred = False  # "instance" corrects towards the batch's moments instead of the estimates
-        self.learning = False  # a second pass learns
+        self.centred = False  # "instance" corrects images from the batch's moments instead of the estimates
+        self.learning = False  # the second of two passes
+        self.seen: dict[_BatchNorm, Any] | None = None  # by hooks in the forward that is running, if it updates
         self._active = False
-
-    @property
-    def graph_rows(self) -> int:
-        """Return the fewest images that a compiled model may be run with."""
-        return 1
 
     def restart(self, model: nn.Module, *, classes: int | None, dense: bool) -> None:
         """Forget all batches; the model must be at its source.
@@ -70,18 +62,30 @@ class NormPolicy(nn.Module):
             return
         self._active = True
         try:
-            with self.hooked(model):
+            with self.following(model):
                 yield
         finally:
             self._active = False
 
-    def hooked(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Register the policy's hooks for the time of a batch."""
+    def following(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Register the hooks that a batch needs."""
         return nullcontext()
 
-    def forward_pass(self, model: nn.Module, *, update: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def forward_pass(self, model: nn.Module, *, update: bool) -> Iterator[None]:
         """Surround one forward; with `update`, remember the batch if nothing is raised."""
-        return self.active(model)
+        self.seen = {} if update else None
+        try:
+            with self.active(model):
+                yield
+            seen = self.seen
+        finally:
+            self.seen = None
+        if seen:
+            self.remember(model, seen)
+
+    def remember(self, model: nn.Module, seen: dict[_BatchNorm, Any]) -> None:
+        """Remember what the hooks have seen in a forward that updates."""
 
     def in_graph(self, model: nn.Module) -> AbstractContextManager[None]:
         """Surround one forward of a compiled model, which runs no hooks."""
@@ -96,6 +100,10 @@ class NormPolicy(nn.Module):
 
     def update_estimates(self, model: nn.Module) -> None:
         """Move estimates that must not move before the gradient of a forward is known."""
+
+    def few(self, x: Tensor) -> bool:
+        """Return whether a layer sees too few values for statistics of its own: one value has no variance."""
+        return x.numel() < self.fewest * x.shape[1]
 
     @contextmanager
     def having(self, **flags: Any) -> Iterator[None]:
@@ -119,11 +127,18 @@ def batchnorms(model: nn.Module) -> list[_BatchNorm]:
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
-def own_statistics(layer: _BatchNorm) -> Moments:
-    """Return a layer's running statistics."""
+def own_statistics(layer: nn.Module) -> Moments:
+    """Return the running statistics of a BatchNorm layer."""
+    assert isinstance(layer, _BatchNorm)
     assert layer.running_mean is not None
     assert layer.running_var is not None
     return layer.running_mean, layer.running_var
+
+
+def set_statistics(layer: nn.Module, statistics: Statistics) -> None:
+    """Let a BatchNorm layer have these tensors for its running statistics."""
+    assert isinstance(layer, _BatchNorm)
+    layer.running_mean, layer.running_var = statistics
 
 
 def biased_moments(x: Tensor) -> Moments:
@@ -133,35 +148,37 @@ def biased_moments(x: Tensor) -> Moments:
     return mean, variance
 
 
+def mixed(own: Moments, batch: Moments, part: float) -> Moments:
+    """Move moments a part of the way to those of a batch."""
+    mean, variance = own
+    return mean.lerp(batch[0].to(mean), part), variance.lerp(batch[1].to(mean), part)
+
+
+def refuse_not_finite(statistics: list[Moments]) -> None:
+    """Refuse statistics of a batch that are not finite."""
+    if not all_finite(t for moments in statistics for t in moments):
+        raise NotFiniteError(
+            "the batch's normalisation statistics are not finite: its values are too large for this model"
+        )
+
+
 @contextmanager
 def replacing_statistics(
-    model: nn.Module, fewest: int, choose: Callable[[_BatchNorm, Moments, Tensor], Statistics]
+    model: nn.Module, choose: Callable[[_BatchNorm, Moments, Tensor], Statistics]
 ) -> Iterator[None]:
-    """Let `choose(layer, own, x)` return the statistics for each call of a layer whose own statistics are `own`.
+    """Let `choose(layer, own, x)` return the statistics for each call of a layer whose own statistics are `own`."""
+    own = {layer: own_statistics(layer) for layer in batchnorms(model)}
 
-    A layer that sees fewer than `fewest` values per channel keeps its own: one value has no variance. After each call,
-    also one that fails, the layer has its own buffers again.
-    """
-    layers = batchnorms(model)
-    own = {layer: own_statistics(layer) for layer in layers}
+    def replace(layer: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+        set_statistics(layer, choose(layer, own[layer], args[0].detach()))
 
-    def replace(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(layer, _BatchNorm)
-        x = args[0].detach()
-        if x.numel() >= fewest * x.shape[1]:
-            layer.running_mean, layer.running_var = choose(layer, own[layer], x)
+    def put_back(layer: _BatchNorm, args: object, out: object) -> None:
+        set_statistics(layer, own[layer])
 
-    def put_back(layer: nn.Module, args: object, out: object) -> None:
-        assert isinstance(layer, _BatchNorm)
-        layer.running_mean, layer.running_var = own[layer]
-
-    handles = [layer.register_forward_pre_hook(replace) for layer in layers]
-    # Recomputation stops in the middle of a layer, with an exception, once it has all it needs.
-    handles += [layer.register_forward_hook(put_back, always_call=True) for layer in layers]
     try:
-        yield
+        # Recomputation in backward stops inside of a layer, with an exception, once it has all it needs.
+        with hooked(own, before=replace, after=put_back, always_call=True):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
-        for layer in layers:
-            layer.running_mean, layer.running_var = own[layer]
+        for layer in own:
+            set_statistics(layer, own[layer])

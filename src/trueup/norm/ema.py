@@ -2,69 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.finite import NotFiniteError, all_finite
-from trueup.norm.base import Moments, NormPolicy, batchnorms, biased_moments, own_statistics
-from trueup.norm.batch import moved
+from trueup.norm import base
+from trueup.norm.base import Moments
 
 
-class EmaPolicy(NormPolicy):
+class EmaPolicy(base.NormPolicy):
     """Running estimates in the layers' own buffers; the number is how far a batch moves them.
 
-    A forward that reads uses the buffers as they are and needs no hooks. One that updates moves the estimates first
-    and normalises with them, as constants for the gradient; they are kept if the whole forward went well.
+    A forward that updates moves the estimates first and normalises with them, as constants for the gradient; they are
+    kept if the whole forward went well.
     """
 
     default, largest = 0.1, 1.0
-    remembers = True
-    moves_in_forward = True
+    remembers = moves_in_forward = True
 
-    @contextmanager
-    def forward_pass(self, model: nn.Module, *, update: bool) -> Iterator[None]:
-        """Move the estimates call by call: a layer that runs again goes on from where it is."""
-        if not update:
-            yield
-            return
-        own = {layer: own_statistics(layer) for layer in batchnorms(model)}
+    def following(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Move the estimates call by call: a layer that runs again goes on from where it was."""
 
-        def move(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-            assert isinstance(layer, _BatchNorm)
-            x = args[0].detach()
-            few = x.numel() < self.fewest * x.shape[1]
-            now = own[layer] if few else moved(own_statistics(layer), biased_moments(x), self.number)
-            layer.running_mean, layer.running_var = now
+        def choose(layer: _BatchNorm, own: Moments, x: Tensor) -> Moments:
+            if self.seen is None:
+                return own
+            before = self.seen.get(layer, own)
+            now = self.seen[layer] = own if self.few(x) else base.mixed(before, base.biased_moments(x), self.number)
+            return now
 
-        handles = [layer.register_forward_pre_hook(move) for layer in own]
-        try:
-            yield
-            new = [own_statistics(layer) for layer in own]
-        finally:
-            for handle in handles:
-                handle.remove()
-            for layer, moments in own.items():
-                layer.running_mean, layer.running_var = moments
-        _keep(list(own.values()), new)
+        return base.replacing_statistics(model, choose)
 
-
-@torch.no_grad()
-def _keep(estimates: list[Moments], new: list[Moments]) -> None:
-    """Copy new moments into the estimates; refuse them if they are not finite."""
-    refuse_not_finite([t for moments in new for t in moments])
-    for own, moments in zip(estimates, new, strict=True):
-        for target, value in zip(own, moments, strict=True):
-            if value is not target:
-                target.copy_(value)
-
-
-def refuse_not_finite(statistics: list[Tensor]) -> None:
-    """Refuse statistics of a batch that are not finite."""
-    if not all_finite(statistics):
-        raise NotFiniteError(
-            "the batch's normalisation statistics are not finite: its values are too large for this model"
-        )
+    @torch.no_grad()
+    def remember(self, model: nn.Module, seen: dict[_BatchNorm, Moments]) -> None:
+        """Copy the moved estimates into the layers' buffers."""
+        base.refuse_not_finite(list(seen.values()))
+        for layer, moments in seen.items():
+            for estimate, value in zip(base.own_statistics(layer), moments, strict=True):
+                if value is not estimate:
+                    estimate.copy_(value)

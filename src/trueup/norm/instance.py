@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.norm.base import Moments, NormPolicy, batchnorms, own_statistics
-from trueup.norm.ema import refuse_not_finite
+from trueup.hooks import hooked
+from trueup.norm.base import Moments, NormPolicy, batchnorms, own_statistics, refuse_not_finite
 
 RATE = 0.01  # how far an updating forward moves the estimates
 
@@ -26,40 +24,25 @@ class InstancePolicy(NormPolicy):
     remembers = True
     recomputable = False
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._seen: dict[_BatchNorm, Moments] | None = None  # moments in the forward that is running, if it updates
-
-    @contextmanager
-    def hooked(self, model: nn.Module) -> Iterator[None]:
+    def following(self, model: nn.Module) -> AbstractContextManager[None]:
         """Replace the layers' answers."""
-        handles = [layer.register_forward_hook(self._normalize) for layer in batchnorms(model)]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return hooked(batchnorms(model), after=self._normalize)
 
-    @contextmanager
-    def forward_pass(self, model: nn.Module, *, update: bool) -> Iterator[None]:
-        """Move the estimates to the batch's moments after a forward that updates."""
-        seen = self._seen = {} if update else None
-        try:
-            with self.active(model):
-                yield
-        finally:
-            self._seen = None
-        if seen:
-            _move(seen)
+    @torch.no_grad()
+    def remember(self, model: nn.Module, seen: dict[_BatchNorm, Moments]) -> None:
+        """Move the estimates towards the batch's moments."""
+        refuse_not_finite(list(seen.values()))
+        for layer, moments in seen.items():
+            for estimate, new in zip(own_statistics(layer), moments, strict=True):
+                estimate.lerp_(new.to(estimate), RATE)
 
-    def _normalize(self, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        assert isinstance(layer, _BatchNorm)
+    def _normalize(self, layer: _BatchNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         x = args[0].to(torch.promote_types(args[0].dtype, torch.float32))
         mean, variance = (t.to(x) for t in own_statistics(layer))
-        if (self._seen is not None or self.centred) and x.numel() > x.shape[1]:
+        if (self.seen is not None or self.centred) and x.numel() > x.shape[1]:
             own = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=1)
-            if self._seen is not None:
-                self._seen[layer] = (own[1].detach(), own[0].detach())
+            if self.seen is not None:
+                self.seen[layer] = (own[1].detach(), own[0].detach())
             if self.centred:
                 variance, mean = own
         mean, variance = corrected(x, mean, variance, layer.eps, self.number)
@@ -93,12 +76,3 @@ def corrected(x: Tensor, mean: Tensor, variance: Tensor, eps: float, reach: floa
 def _shrunk(values: Tensor, by: Tensor) -> Tensor:
     """Move values towards zero, and not beyond it."""
     return values.sign() * (values.abs() - by).clamp(min=0)
-
-
-@torch.no_grad()
-def _move(seen: dict[_BatchNorm, Moments]) -> None:
-    """Move the estimates towards the moments seen; refuse those that are not finite."""
-    refuse_not_finite([t for moments in seen.values() for t in moments])
-    for layer, moments in seen.items():
-        for estimate, new in zip(own_statistics(layer), moments, strict=True):
-            estimate.lerp_(new.to(estimate), RATE)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trueup.hooks import hooked
 from trueup.norm.base import Moments, NormPolicy, batchnorms, own_statistics, replacing_statistics
 
 RATE = 0.1 / 64  # how far one image moves the estimates: 64 of them as far as a batch moves those of "ema"
@@ -45,8 +45,7 @@ class RobustPolicy(NormPolicy):
         count = classes or 0
         layers = batchnorms(model)
         self.two_passes = bool(layers)
-        like = layers[0].running_mean if layers else None
-        like = torch.empty(0) if like is None else like
+        like = own_statistics(layers[0])[0] if layers else torch.empty(0)
         dtype = torch.promote_types(like.dtype, torch.float32)
         self.register_buffer("shares", torch.full((count,), 1 / max(1, count), dtype=dtype, device=like.device))
         for i, layer in enumerate(layers):
@@ -54,22 +53,19 @@ class RobustPolicy(NormPolicy):
             self.register_buffer(f"mean{i}", mean.clone(), persistent=False)
             self.register_buffer(f"variance{i}", variance.clone(), persistent=False)
 
-    def hooked(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Use the batch's statistics to learn, the estimates to answer."""
-        if not self.learning:
-            return nullcontext()
-        return replacing_statistics(model, self.fewest, lambda *_: (None, None))
+    def following(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Use the batch's statistics to learn; to answer, the estimates, and note the moments of each image."""
+        if self.learning:
+            return replacing_statistics(model, lambda layer, own, x: own if self.few(x) else (None, None))
+        return hooked(batchnorms(model), before=self._note)
 
-    @contextmanager
-    def forward_pass(self, model: nn.Module, *, update: bool) -> Iterator[None]:
-        """Record the moments of each image in a forward that updates."""
-        if not (update and self._buffers):
-            with self.active(model):
-                yield
-            return
-        with recording_rows(model) as rows:
-            yield
-        self._rows = rows
+    def _note(self, layer: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+        if self.seen is not None:
+            self.seen[layer] = row_moments(args[0])
+
+    def remember(self, model: nn.Module, seen: Rows) -> None:
+        """Keep the moments of each image until the estimates learn from them."""
+        self._rows = seen
 
     def note_logits(self, logits: Tensor) -> None:
         """Take the logits of a forward that updates."""
@@ -79,18 +75,13 @@ class RobustPolicy(NormPolicy):
         """Return a mask of the images of the last updating forward that may be learnt from."""
         return inlier_rows(self._rows, n)
 
-    def update_estimates(self, model: nn.Module) -> None:
-        """Learn from the last updating forward, whose gradient depends on the estimates as they were."""
-        rows, logits, self._rows, self._logits = self._rows, self._logits, {}, None
-        if logits is not None:
-            self.learn(model, rows, logits)
-
     @torch.no_grad()
-    def learn(self, model: nn.Module, rows: Rows, logits: Tensor) -> None:
-        """Move the estimates towards the inliers of a batch; nothing moves if a value is not finite."""
-        fit, n = inlier_rows(rows, len(logits)), len(logits)
-        if not bool(fit.any()):
+    def update_estimates(self, model: nn.Module) -> None:
+        """Move the estimates towards the inliers of the last updating forward, unless a value is not finite."""
+        rows, logits, self._rows, self._logits = self._rows, self._logits, {}, None
+        if logits is None or not self._buffers or not bool((fit := inlier_rows(rows, len(logits))).any()):
             return
+        n = len(logits)
         rows = {layer: (m[fit], v[fit]) if len(m) == n else (m, v) for layer, (m, v) in rows.items()}
         logits = logits[fit]
         weights = self._weights(logits)
@@ -160,21 +151,9 @@ def inlier_rows(rows: Rows, n: int) -> Tensor:
     return (above <= FAR * above.abs().median(dim=1, keepdim=True).values.clamp(min=0.01)).all(dim=0)
 
 
-@contextmanager
-def recording_rows(model: nn.Module) -> Iterator[Rows]:
-    """Collect the moments of each image in the inputs of the BatchNorm layers while a forward runs."""
-    rows: Rows = {}
-
-    def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(layer, _BatchNorm)
-        x = args[0].detach().to(torch.promote_types(args[0].dtype, torch.float32))
-        x = x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
-        variance, mean = torch.var_mean(x, dim=2, correction=0)
-        rows[layer] = (mean, variance)
-
-    handles = [layer.register_forward_pre_hook(note) for layer in batchnorms(model)]
-    try:
-        yield rows
-    finally:
-        for handle in handles:
-            handle.remove()
+def row_moments(x: Tensor) -> Moments:
+    """Return mean and biased variance (N, C) of each image in a layer's input."""
+    x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    x = x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
+    variance, mean = torch.var_mean(x, dim=2, correction=0)
+    return mean, variance
