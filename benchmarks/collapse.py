@@ -62,8 +62,8 @@ def alarms(adapter: trueup.Adapter) -> int:
 
 def inject(adapter: trueup.Adapter, how: str) -> None:
     if how == "learning rate":
-        assert adapter._optimizer is not None
-        for group in adapter._optimizer.param_groups:
+        assert adapter.optimizer is not None
+        for group in adapter.optimizer.param_groups:
             group["lr"] *= 1000
     else:
         with torch.no_grad():

@@ -52,7 +52,7 @@ def measure(method: str, params: str, batch: int, size: int, batches: int) -> di
     model = torchvision.models.resnet18(weights=None)
     adapter = trueup.adapt(model, method, params=params, guard=True, example=torch.randn(2, 3, size, size))
     whole, free, answer, source = Clock(), Clock(), Clock(), Clock()
-    watch = adapter._watch
+    watch = adapter.monitor
     assert watch is not None
     adapter._answer = answer(adapter._answer)  # type: ignore[method-assign]
     for name in ("answer", "refuses", "stepped", "after"):
@@ -61,7 +61,7 @@ def measure(method: str, params: str, batch: int, size: int, batches: int) -> di
     with mock.patch.object(module, "source_logits", source(source_logits)):
         for _ in range(3):  # to warm up
             step(torch.randn(batch, 3, size, size))
-        watch.marks["checking"] = 0  # all of the first window is compared; here is what comes after
+        watch.marks.checking = 0  # all of the first window is compared; here is what comes after
         for clock in (whole, free, answer, source):
             clock.seconds = 0.0
         for _ in range(batches):

@@ -63,7 +63,7 @@ def lock() -> dict[str, Any]:
     step = (time.perf_counter() - start) / n
     start = time.perf_counter()
     for _ in range(100 * n):
-        with adapter._lock.held:
+        with adapter.lock.held:
             pass
     part = (time.perf_counter() - start) / (100 * n) / step
     print(f"lock: {100 * part:.3f} % of a step of {1e3 * step:.2f} ms")

@@ -24,8 +24,8 @@ with tempfile.TemporaryDirectory() as folder:
         x, y = images(32, seed=step, shift=1.0)
         if step == 10:
             x[5, 0, 0, 0] = torch.nan  # a broken pixel: this image is answered by zeros, the others as ever
-        if step == 30 and adapter._optimizer is not None:
-            for group in adapter._optimizer.param_groups:  # somebody turns the wrong knob
+        if step == 30 and adapter.optimizer is not None:
+            for group in adapter.optimizer.param_groups:  # somebody turns the wrong knob
                 group["lr"] = 1.0
         accuracy = (adapter(x).argmax(dim=1) == y).float().mean()
         if step in (9, 29, 33, 34, 59):

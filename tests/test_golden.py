@@ -72,7 +72,7 @@ def test_reference_outputs_are_reproduced(stem: str, run: str) -> None:
     if run == "eata":  # the reference has made-up Fisher information
         for i, fisher in enumerate(adapter.state.fisher.buffers()):
             fisher.fill_(0.5 + 0.1 * i)
-        adapter._prepared = True
+        adapter.prepared = True
     for t, expected in enumerate(data[f"outputs/{run}"]):
         answer = adapter(inputs[t])
         answer = answer.exp() if method == "lame" else answer

@@ -146,7 +146,7 @@ def test_a_gradient_that_is_not_finite_is_not_used(caplog: pytest.LogCaptureFixt
     assert "the gradient is not finite" in caplog.text
     assert adapter.updates == 2
     assert all(torch.equal(a, b) for a, b in zip(before, adapter.net.parameters(), strict=True))
-    for state in adapter._optimizer.state.values():
+    for state in adapter.optimizer.state.values():
         assert all(v.isfinite().all() for v in state.values())
 
 

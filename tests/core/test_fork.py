@@ -61,10 +61,10 @@ def held(adapters: list[trueup.Adapter]) -> int:
     """Bytes of all tensors that adapters hold, each piece of memory once."""
     pieces: dict[int, int] = {}
     for adapter in adapters:
-        tensors = [*adapter.net.parameters(), *adapter.net.buffers(), *adapter._source.values()]
-        tensors += [*adapter.state.parameters(), *adapter.state.buffers(), *adapter._fresh[0].buffers()]
-        assert adapter._optimizer is not None
-        tensors += [v for s in adapter._optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+        tensors = [*adapter.net.parameters(), *adapter.net.buffers(), *adapter.source.values()]
+        tensors += [*adapter.state.parameters(), *adapter.state.buffers(), *adapter.fresh.memory.buffers()]
+        assert adapter.optimizer is not None
+        tensors += [v for s in adapter.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
         pieces |= {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(pieces.values())
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.state import capture
+from trueup.core.saving import to_file
 
 METHODS = ["tent", "tsd", "eta", "shot-im", "pl", "t3a", "lame", "bn"]
 WAYS: list[dict[str, Any]] = [{"guard": True}, {"preset": "safe"}]
@@ -89,7 +89,7 @@ def made(batch: tuple[list[str], int, int]) -> tuple[Tensor, list[int], list[int
 
 
 def whole(adapter: trueup.Adapter) -> tuple[dict[str, Tensor], Any]:
-    tensors, header = capture(adapter)
+    tensors, header = to_file(adapter)
     model = adapter.net.model
     tensors = {**tensors, **dict(model.named_parameters()), **dict(model.named_buffers())}
     return {n: t.detach().clone() for n, t in tensors.items()}, repr(header)
@@ -101,7 +101,7 @@ def check_finite(adapter: trueup.Adapter) -> None:
 
 
 def check_finite_if_built(adapter: trueup.Adapter) -> None:
-    if adapter._built:
+    if adapter.built:
         check_finite(adapter)
 
 

@@ -176,7 +176,7 @@ def test_nothing_is_kept_between_batches() -> None:
     case = case_of("tsd")
     adapter = case.adapter()
     adapter(case.stream(1)[0])
-    assert adapter._undo is None
+    assert adapter.undo is None
     assert adapter.state.journal is None
 
 
@@ -209,7 +209,7 @@ def test_threads_take_turns_and_nothing_is_lost() -> None:
     def work(first: int) -> None:
         start.wait()
         for i in range(first, 32, 8):
-            with adapter._lock.held:  # to learn the order; the adapter takes the same lock again
+            with adapter.lock.held:  # to learn the order; the adapter takes the same lock again
                 answers[i] = adapter(xs[i])
                 order.append(i)
 

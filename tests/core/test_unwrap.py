@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import trueup
 from trueup.core import files
 from trueup.core.adapter import Adapter
-from trueup.core.moments import back_to, remember
+from trueup.core.state import AdapterState
 from trueup.norm import batch
 from trueup.norm.batch import BatchPolicy, batch_moments
 from trueup.norm.policy import make_policy
@@ -273,11 +273,11 @@ def test_a_file_of_an_older_version_is_taken(method: str, guard: bool, tmp_path:
 def test_copies_and_a_way_back_have_moments_of_their_own() -> None:
     adapter = trueup.adapt(convnet(), "tent", guard=True)
     play(adapter, XS[:2])
-    before, twin, moment = plain_tensors(adapter), copy.deepcopy(adapter), remember(adapter)
+    before, twin, moment = plain_tensors(adapter), copy.deepcopy(adapter), AdapterState.capture(adapter)
     play(adapter, XS[2:])
     assert same(plain_tensors(twin), before)
     assert not same(plain_tensors(adapter), before)
-    back_to(adapter, moment)
+    moment.apply(adapter)
     assert same(plain_tensors(adapter), before)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import trueup
 from trueup import Guard, rules
 from trueup.guard.drift_alarm import PooledMoments, watching_moments
+from trueup.norm.base import batchnorms
 from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import play
 
@@ -42,7 +43,7 @@ class OneLayer(nn.Module):
 def test_the_shift_of_features_is_a_divergence_of_normal_distributions() -> None:
     """Worked out by hand from all images, each weighted by e^(-images after its batch / memory)."""
     model, random = OneLayer().double(), torch.Generator().manual_seed(1)
-    pooled, batches = PooledMoments(model, 100.0), [40, 24, 8, 30]
+    pooled, batches = PooledMoments([layer.num_features for layer in batchnorms(model)], 100.0), [40, 24, 8, 30]
     xs = [1.5 * torch.randn(n, 2, 3, 3, generator=random, dtype=torch.float64) - i for i, n in enumerate(batches)]
     for i, x in enumerate(xs):
         with watching_moments(model) as seen, torch.no_grad():
@@ -63,7 +64,7 @@ def test_the_shift_of_features_is_a_divergence_of_normal_distributions() -> None
     assert found is not None
     assert found.layer == "bn"
     assert found.size == pytest.approx(expected, rel=1e-12)
-    assert PooledMoments(model, 100.0).shift(model, source) is None
+    assert PooledMoments([layer.num_features for layer in batchnorms(model)], 100.0).shift(model, source) is None
 
 
 def test_images_of_the_source_raise_no_alarm() -> None:
@@ -145,8 +146,8 @@ def test_saved_resumed_and_reset(tmp_path: Path) -> None:
 def test_older_guards_have_no_count_of_drifts(tmp_path: Path) -> None:
     adapter = trueup.adapt(convnet(), "tent", guard=True)
     play(adapter, CLEAN[:3])
-    assert adapter._watch is not None
-    del adapter._watch.marks["events"]["drift"]
+    assert adapter.monitor is not None
+    del adapter.monitor.marks.events["drift"]
     adapter.save(tmp_path / "state")
     other = trueup.adapt(convnet(), "tent", guard=True)
     other.load(tmp_path / "state")

@@ -17,7 +17,7 @@ import trueup
 from trueup import Event, Guard, rules
 from trueup.core.building import build_for
 from trueup.core.frozen_source import source_logits
-from trueup.core.state import capture
+from trueup.core.saving import to_file
 from trueup.guard.rules import Action, BatchSignals, Rule
 from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import difference, play, same
@@ -59,7 +59,7 @@ def states(adapter: trueup.Adapter, xs: list[Tensor]) -> list[str]:
 
 def vital(adapter: trueup.Adapter) -> dict[str, Tensor]:
     """Weights, statistics, memory and optimiser; not what the guard remembers, nor the random stream."""
-    tensors = {n: t for n, t in capture(adapter)[0].items() if not n.startswith(("watch", "kept", "random"))}
+    tensors = {n: t for n, t in to_file(adapter)[0].items() if not n.startswith(("watch", "kept", "random"))}
     return {n: t.detach().clone() for n, t in tensors.items()}
 
 
@@ -127,13 +127,13 @@ def test_asking_the_source_is_pure(norm: str) -> None:
     adapter = trueup.adapt(Noisy().eval(), "tent", norm=norm, lr=0.1, guard=True)
     play(adapter, XS[:3])
     twin, theirs = copy.deepcopy(adapter), torch.get_rng_state()
-    source_logits(adapter, XS[3])
+    source_logits(adapter.net, adapter.source, XS[3])
     assert difference(twin, adapter) == []
     assert torch.equal(theirs, torch.get_rng_state())
     convolution = trueup.adapt(convnet(), "tent", norm=norm, lr=0.1, guard=True)
     play(convolution, XS[:3])
     with torch.no_grad():
-        assert torch.equal(source_logits(convolution, XS[3]), convnet()(XS[3]))
+        assert torch.equal(source_logits(convolution.net, convolution.source, XS[3]), convnet()(XS[3]))
 
 
 # States
@@ -154,7 +154,7 @@ COURSE = ["healthy", *["suspect"] * 2, "rolled back", *["fallback"] * 8, *["prob
 def test_the_whole_course(norm: str) -> None:
     """Suspect for half a window, rolled back, no better, the source for a doubled cool-down, probation, healthy."""
     adapter, source = scripted(ILL, norm=norm, window=64), convnet()
-    adapter._watch.kept = []
+    adapter.monitor.kept = []
     parameters = {}
     for i, (x, expected) in enumerate(zip(XS, COURSE, strict=False)):
         answer = adapter(x)
@@ -205,7 +205,7 @@ def test_the_cool_down_doubles_and_is_bounded() -> None:
         events = sum(adapter.health.events.values())
         adapter(x)
         if sum(adapter.health.events.values()) > events:
-            lengths.append(adapter._watch.marks["until"] - adapter.health.images)
+            lengths.append(adapter.monitor.marks.until - adapter.health.images)
     assert lengths[:6] == [32, 64, 128, 256, 512, 512]
     assert set(lengths[6:]) == {512}
 
@@ -291,7 +291,7 @@ def test_every_event_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> Non
     told: list[Event] = []
     script = {1: "suspect", 3: "pull", 4: "reset", 5: "rollback", 6: "fallback"}
     adapter = scripted(script, notify=told.append)
-    object.__setattr__(adapter._watch.guard, "rules", (*adapter._watch.guard.rules, Never()))
+    object.__setattr__(adapter.monitor.guard, "rules", (*adapter.monitor.guard.rules, Never()))
     bad = XS[7].clone()
     bad[3] = torch.nan
     with caplog.at_level(logging.INFO, logger="trueup"):

@@ -115,7 +115,7 @@ def test_the_last_part_of_the_layers(share: float, layers: int) -> None:
     adapter = guarded(method="pl", threshold=0.0)
     play(adapter, XS[:2])
     before, source = selected(adapter), source_of(adapter)
-    restore_part(adapter, share)
+    restore_part(adapter.net, adapter.source, share)
     back = {"conv0": 0, "bn0": 1, "conv1": 2, "bn1": 3, "head": 4}
     for name, p in selected(adapter).items():
         assert torch.equal(p, source[name] if back[name.split(".")[0]] >= 5 - layers else before[name]), name

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import Event, Guard
-from trueup.core.state import capture
+from trueup.core.saving import to_file
 from trueup.finite import bad_rows
 from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import difference, play, same
@@ -20,7 +20,7 @@ WINDOW = 32  # two of these batches
 
 def vital(adapter: trueup.Adapter) -> dict[str, Tensor]:
     """Weights, statistics, memory and optimiser; not what the guard remembers, nor the random stream."""
-    tensors = {n: t for n, t in capture(adapter)[0].items() if not n.startswith(("watch", "kept", "random"))}
+    tensors = {n: t for n, t in to_file(adapter)[0].items() if not n.startswith(("watch", "kept", "random"))}
     return {n: t.detach().clone() for n, t in tensors.items()}
 
 
@@ -94,7 +94,7 @@ def test_a_refused_batch_changes_nothing(built: bool) -> None:
         with pytest.raises(ValueError, match=r"x |images of shape"):
             adapter(x)
         assert adapter.health == twin.health
-        assert adapter._watch.marks == twin._watch.marks
+        assert adapter.monitor.marks == twin.monitor.marks
         assert difference(twin, adapter) == []
 
 

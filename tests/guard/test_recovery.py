@@ -1,6 +1,8 @@
 """What a guard does when an adapter is broken on purpose, or has gone astray."""
 
 import copy
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +10,8 @@ from chatty import Chatty
 from torch import Tensor, nn
 
 import trueup
-from trueup import Guard
-from trueup.core.state import capture
+from trueup import Guard, rules
+from trueup.core.saving import to_file
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, frozen_tensors, play
 
@@ -18,7 +20,7 @@ QUIET = Guard(rules=(), window=32, compare=1)  # two of these batches; only what
 
 
 def finite(adapter: trueup.Adapter) -> bool:
-    tensors = [*frozen_tensors(adapter), *capture(adapter)[0].values()]
+    tensors = [*frozen_tensors(adapter), *to_file(adapter)[0].values()]
     return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
 
 
@@ -50,9 +52,9 @@ def test_a_parameter_that_was_broken_between_batches(norm: str, value: float) ->
 @pytest.mark.parametrize("method", ["tent", "shot-im", "tsd"])
 def test_a_step_into_nowhere_is_taken_back_at_once(method: str, norm: str) -> None:
     adapter = trueup.adapt(convnet(), method, norm=norm, lr=1e30, guard=QUIET, example=XS[0])
-    fresh, before = copy.deepcopy(adapter), {n: t.detach().clone() for n, t in capture(adapter)[0].items()}
+    fresh, before = copy.deepcopy(adapter), {n: t.detach().clone() for n, t in to_file(adapter)[0].items()}
     answers = play(adapter, XS[:2])
-    after = capture(adapter)[0]
+    after = to_file(adapter)[0]
     assert adapter.health.events["rollback"] == 1
     assert finite(adapter)
     assert answers[0].isfinite().all()
@@ -67,14 +69,14 @@ def test_a_batch_goes_back_at_most_once() -> None:
     adapter = trueup.adapt(convnet(), "tent", lr=1e30, steps=4, guard=QUIET)
     adapter(XS[0])
     assert adapter.health.events["rollback"] == 1
-    assert adapter._watch.marks["cooldown"] == 2 * QUIET.window
+    assert adapter.monitor.marks.cooldown == 2 * QUIET.window
     assert adapter.updates == 1
 
 
 def test_an_optimiser_that_was_broken() -> None:
     adapter = trueup.adapt(convnet(), "tent", lr=1e-2, guard=QUIET)
     play(adapter, XS[:5])
-    for values in adapter._optimizer.state.values():
+    for values in adapter.optimizer.state.values():
         values["exp_avg"].fill_(torch.nan)
     adapter(XS[5])
     assert adapter.health.state == "rolled back"
@@ -149,7 +151,7 @@ def test_a_source_without_a_finite_answer_poisons_no_rule() -> None:
     adapter = trueup.adapt(Overflowing().eval(), "tent", guard=True)
     for x in XS[:6]:
         assert adapter(1e11 * x).isfinite().all()
-    assert all(t.isfinite().all() for t in adapter._watch.memory.state_dict().values())
+    assert all(t.isfinite().all() for t in adapter.monitor.memory.state_dict().values())
     assert all(v == v for v in adapter.health.numbers.values())
 
 
@@ -176,3 +178,32 @@ def test_statistics_that_are_not_finite_do_not_stop_a_guarded_stream() -> None:
         assert answer.isfinite().all()
     for x in XS[4:8]:
         assert adapter(x).isfinite().all()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskOnce(rules.Rule):
+    """Ask for a fallback after the first batch."""
+
+    def init(self, classes: int) -> nn.Module:
+        return rules.buffers(count=torch.tensor(0))
+
+    def after(self, signals: rules.BatchSignals, state: Any, numbers: dict[str, float]) -> rules.Action | None:
+        state.count.add_(1)
+        return rules.Action("fallback", "asked for") if int(state.count) == 1 else None
+
+
+@pytest.mark.parametrize("method", ["adacontrast", "tent", "sar"])
+def test_a_restart_within_a_batch_ends_the_batch(method: str) -> None:
+    """During a fallback a step that breaks a parameter restarts the adapter; `after` must not see the new state.
+
+    AdaContrast's would move the head of the source by ten times its distance from the one that was given up.
+    """
+    adapter = trueup.adapt(convnet(), method, lr=1e-2, guard=Guard(rules=(AskOnce(),), window=512))
+    play(adapter, XS[:2])
+    assert adapter.health.state == "fallback"
+    for group in adapter.optimizer.param_groups:
+        group["lr"] = 1e30
+    adapter(XS[2])
+    assert adapter.health.events["fallback"] == 2
+    source = dict(convnet().named_parameters())
+    assert [name for name, p in adapter.net.selected.items() if not torch.equal(p, source[name])] == []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.core.state import capture, restore
+from trueup.core.saving import from_file, to_file
 from trueup.testing import convnet, images, patchnet
 from trueup.testing.case import difference, frozen
 from trueup.views import moco_view, weak_view
@@ -288,8 +288,8 @@ def test_without_the_head_among_the_parameters_no_step_is_longer() -> None:
 
 def test_nesterov_momentum_and_decay() -> None:
     adapter = trueup.adapt(patchnet(), "adacontrast", example=images(2, seed=0)[0])
-    assert type(adapter._optimizer) is torch.optim.SGD
-    (group,) = adapter._optimizer.param_groups
+    assert type(adapter.optimizer) is torch.optim.SGD
+    (group,) = adapter.optimizer.param_groups
     kept = {name: group[name] for name in ("lr", "momentum", "nesterov", "weight_decay")}
     assert kept == {"lr": 2e-4, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
     assert len(group["params"]) == len(list(patchnet().parameters()))
@@ -360,11 +360,11 @@ def test_in_other_precisions() -> None:
 def test_a_memory_of_another_size_is_refused_and_changes_nothing() -> None:
     adapter = trueup.adapt(convnet(), "adacontrast", capacity=16)
     adapter(images(8, seed=0)[0])
-    tensors, header = capture(adapter)
+    tensors, header = to_file(adapter)
     before = frozen(adapter)
     for name in ("state/keys", "state/labels", "state/probs", "state/features"):
         with pytest.raises(ValueError, match=name.partition("/")[2]):
-            restore(adapter, {**tensors, name: tensors[name][:5].clone()}, header, "a file")
+            from_file(adapter, {**tensors, name: tensors[name][:5].clone()}, header, "a file")
     assert difference(before, adapter) == []
 
 

@@ -118,7 +118,7 @@ def test_the_last_layers_stay_and_gradients_do_not_add_up() -> None:
     assert adapter.updates == 3
     assert torch.equal(adapter.net.model.bn1.weight, model.bn1.weight)
     assert not torch.equal(adapter.net.model.bn0.weight, model.bn0.weight)
-    assert adapter._optimizer.param_groups[0]["momentum"] == 0.9
+    assert adapter.optimizer.param_groups[0]["momentum"] == 0.9
 
 
 def test_several_labels() -> None:

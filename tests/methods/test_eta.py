@@ -93,8 +93,8 @@ def test_auto_is_the_reference_value_for_many_classes() -> None:
 
 def test_sgd_with_momentum() -> None:
     adapter = trueup.adapt(identity_head(), "eta", example=X, params="all")
-    assert type(adapter._optimizer) is torch.optim.SGD
-    assert adapter._optimizer.param_groups[0]["momentum"] == 0.9
+    assert type(adapter.optimizer) is torch.optim.SGD
+    assert adapter.optimizer.param_groups[0]["momentum"] == 0.9
 
 
 @pytest.mark.parametrize("bad", [{"margin": -1}, {"redundancy": "none"}, {"redundancy": -1}, {"momentum": 2}], ids=str)

@@ -145,8 +145,8 @@ def test_views_stay_in_range_where_it_is_known() -> None:
 
 def test_all_parameters_by_plain_sgd() -> None:
     adapter = trueup.adapt(patchnet(), "memo", example=images(2, seed=0)[0])
-    assert type(adapter._optimizer) is torch.optim.SGD
-    assert adapter._optimizer.param_groups[0]["momentum"] == 0
+    assert type(adapter.optimizer) is torch.optim.SGD
+    assert adapter.optimizer.param_groups[0]["momentum"] == 0
     assert set(adapter.net.selected) == {name for name, _ in patchnet().named_parameters()}
 
 

@@ -256,13 +256,13 @@ def test_nothing_agrees_and_nothing_is_aligned_is_no_update() -> None:
     adapter = trueup.adapt(model, PixelTsd(**EVERY, alignment=0.0))
     x = torch.randn(1, 2, 6, 8, dtype=torch.float64)
     adapter(x)
-    out = adapter._hooks.forward(adapter.net, x, adapter.state)
+    out = adapter.hooks.forward(adapter.net, x, adapter.state)
     label = out.scores.argmax(dim=1).flatten()
     away = -F.normalize(out.features.flatten(2)[0].T, dim=1)
     for k in range(3):
         mine = away[label == k]
         adapter.state.features[k] = mine.mean(dim=0) if len(mine) else 1.0
-    assert adapter._hooks.loss(adapter.net, out, adapter.state) is None
+    assert adapter.hooks.loss(adapter.net, out, adapter.state) is None
 
 
 def test_names_and_refusals() -> None:
@@ -320,6 +320,6 @@ def test_features_of_no_length_teach_nothing(activation: nn.Module) -> None:
     x[1] = 0
     adapter = trueup.adapt(model, "tsd")
     adapter(x)
-    squares = [s["exp_avg_sq"].max() for s in adapter._optimizer.state.values()]
+    squares = [s["exp_avg_sq"].max() for s in adapter.optimizer.state.values()]
     assert max(squares) < 1
     assert all(p.isfinite().all() for p in adapter.net.model.parameters())

@@ -20,12 +20,12 @@ def test_the_threshold_is_strict() -> None:
 def test_nothing_confident_changes_nothing() -> None:
     adapter = trueup.adapt(identity_head(), "pl", lr=0.1)
     adapter(X)
-    before, state = adapter.net.model.weight.clone(), len(adapter._optimizer.state)
+    before, state = adapter.net.model.weight.clone(), len(adapter.optimizer.state)
     for _ in range(3):
         adapter(X[2:])
     assert torch.equal(adapter.net.model.weight, before)
     assert adapter.updates == 1
-    assert len(adapter._optimizer.state) == state
+    assert len(adapter.optimizer.state) == state
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, "high"])

@@ -29,7 +29,7 @@ def test_everything_starts_afresh_after_the_interval() -> None:
         assert eta.updates > 0
         assert (adapter.batches, int(adapter.state.count)) == (start + 3, 0)
         assert not adapter.state.mean.any()
-        assert not adapter._optimizer.state
+        assert not adapter.optimizer.state
         assert all(
             torch.equal(p, q) for p, q in zip(adapter.net.model.parameters(), convnet().parameters(), strict=True)
         )

@@ -94,7 +94,7 @@ def test_a_fresh_start_when_the_mean_loss_is_too_low() -> None:
         assert adapter.updates == 1
         assert torch.equal(adapter.net.model.weight, torch.eye(2, dtype=torch.float64)) == fresh
         assert adapter.state.mean.item() == (-1.0 if fresh else pytest.approx(loss, abs=1e-8))
-        assert bool(adapter._optimizer.state) != fresh
+        assert bool(adapter.optimizer.state) != fresh
     assert trueup.get_method("sar")().recovery * math.log(1000) == pytest.approx(0.2)
 
 
@@ -127,7 +127,7 @@ def test_a_fresh_start_is_told_once(steps: int, caplog: pytest.LogCaptureFixture
 
 def moving(model: nn.Module, x: Tensor, **hyper: object) -> set[str]:
     adapter = trueup.adapt(model, "sar", example=x, **hyper)
-    mine = {id(p) for group in adapter._optimizer.param_groups for p in group["params"]}
+    mine = {id(p) for group in adapter.optimizer.param_groups for p in group["params"]}
     return {name for name, p in adapter.net.selected.items() if id(p) in mine}
 
 

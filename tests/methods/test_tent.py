@@ -21,5 +21,5 @@ def test_a_step_lowers_the_entropy() -> None:
 
 def test_adam_on_the_affine_parameters() -> None:
     adapter = trueup.adapt(convnet(), "tent", example=images(2, seed=0)[0])
-    assert type(adapter._optimizer) is torch.optim.Adam
+    assert type(adapter.optimizer) is torch.optim.Adam
     assert list(adapter.net.selected) == ["bn0.weight", "bn0.bias", "bn1.weight", "bn1.bias"]

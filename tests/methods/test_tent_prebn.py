@@ -45,7 +45,7 @@ def test_only_the_new_layer_learns() -> None:
     for s in range(3):
         adapter(images(16, seed=s, shift=1.0)[0])
     assert adapter.updates == 3
-    assert {id(p) for g in adapter._optimizer.param_groups for p in g["params"]} == {
+    assert {id(p) for g in adapter.optimizer.param_groups for p in g["params"]} == {
         id(adapter.state.weight), id(adapter.state.bias)
     }  # fmt: skip
     assert all(torch.equal(p, q) for p, q in zip(adapter.net.model.parameters(), model.parameters(), strict=True))

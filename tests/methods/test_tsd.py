@@ -243,14 +243,14 @@ def test_no_survivor_and_no_alignment_takes_no_step() -> None:
     adapter(passes)
     assert adapter.updates == 1
     before = [p.clone() for p in adapter.net.model.parameters()]
-    momentum = {id(p): {k: v.clone() for k, v in s.items()} for p, s in adapter._optimizer.state.items()}
+    momentum = {id(p): {k: v.clone() for k, v in s.items()} for p, s in adapter.optimizer.state.items()}
     assert int(adapter(fails).argmax()) == 1
     assert adapter.state.counts[0] == 0
     to_row, to_prototype = F.cosine_similarity(fails, torch.stack((model[1].weight[0], adapter.state.prototypes()[1])))
     assert to_row > to_prototype, "the batch was meant to fail the consistency filter"
     assert adapter.updates == 1
     assert all(torch.equal(a, b) for a, b in zip(before, adapter.net.model.parameters(), strict=True))
-    for p, state in adapter._optimizer.state.items():
+    for p, state in adapter.optimizer.state.items():
         assert all(torch.equal(momentum[id(p)][k], v) for k, v in state.items())
 
 

@@ -116,8 +116,8 @@ def test_moving_keeps_all_parts_together() -> None:
     adapter(X)
     adapter.double()
     assert adapter(X.double()).dtype == torch.float64
-    assert adapter._fresh[0].features.dtype == torch.float64
-    assert all(v.dtype == torch.float64 for s in adapter._optimizer.state.values() for k, v in s.items() if k != "step")
+    assert adapter.fresh.memory.features.dtype == torch.float64
+    assert all(v.dtype == torch.float64 for s in adapter.optimizer.state.values() for k, v in s.items() if k != "step")
     adapter.reset()
     assert adapter(X.double()).isfinite().all()
 

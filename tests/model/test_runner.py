@@ -56,7 +56,7 @@ def test_small_gradients_survive_fp16() -> None:
         x = torch.tensor([[4.0, -4.5]] * 2048)  # the mean over rows makes each row's share small
         adapter(x[:2])
         weight = adapter.net.model.weight
-        adapter._optimizer.register_step_pre_hook(lambda *_, w=weight, to=seen: to.append(w.grad.clone()))
+        adapter.optimizer.register_step_pre_hook(lambda *_, w=weight, to=seen: to.append(w.grad.clone()))
         adapter(x)
         grads[precision] = seen[0]
     torch.testing.assert_close(grads["fp16"], grads["float32"], rtol=2e-2, atol=0)
@@ -215,7 +215,7 @@ def test_a_loaded_choice_is_that_of_all_networks(
     play(first, XS[:2])
     first.save(tmp_path / "state")
     later.load(tmp_path / "state")
-    nets = [net for net in (*later.modules(), *later._fresh[0].modules()) if isinstance(net, SplitModel)]
+    nets = [net for net in (*later.modules(), *later.fresh.memory.modules()) if isinstance(net, SplitModel)]
     assert len(nets) >= (1 if method == "tsd" else 3)
     for net in nets:
         conv = next(m for m in net.model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 1)
@@ -275,7 +275,7 @@ def test_moments_follow_the_layout_of_their_parameters() -> None:
     play(adapter, XS[:2])
     play(plain, XS[:2])
     adapter.to(memory_format=torch.channels_last)
-    state = adapter._optimizer.state
+    state = adapter.optimizer.state
     assert {v.stride() == p.stride() for p, kept in state.items() for v in kept.values() if v.shape == p.shape} == {
         True
     }

@@ -155,8 +155,8 @@ def test_each_label_is_a_problem_of_its_own(method: str) -> None:
     model, x = segnet(multilabel=True).double(), scenes(4, seed=1, shift=0.5)[0].double()
     hyper = {"margin": 0.9} if method == "eta" else {}
     adapter = trueup.adapt(model, method, multilabel=True, example=x, **hyper)
-    out = adapter._hooks.forward(adapter.net, x, adapter.state)
-    loss = adapter._hooks.loss(adapter.net, out, adapter.state)
+    out = adapter.hooks.forward(adapter.net, x, adapter.state)
+    loss = adapter.hooks.loss(adapter.net, out, adapter.state)
     alone = []
     for k in (0, 1):
         p = out.logits[:, k]

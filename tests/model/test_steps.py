@@ -124,7 +124,7 @@ def test_a_guard_is_told_at_once() -> None:
     hook = spoil(adapter)
     adapter(XS[2])
     hook.remove()
-    assert adapter._watch.marks["stuck"] == 1
+    assert adapter.monitor.marks.stuck == 1
     assert adapter.updates == 2
 
 

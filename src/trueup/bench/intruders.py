@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.adapter import Adapter
-from trueup.core.copying import copy_model
 from trueup.core.registry import make_method
 from trueup.data.loading import Loader
+from trueup.model.copying import copy_model
 from trueup.model.heads import as_logits, call_model
 from trueup.norm.policy import make_policy
 

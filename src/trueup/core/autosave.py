@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from trueup.atomic import alive
 from trueup.core import files
-from trueup.core.state import restore
+from trueup.core.saving import from_file
 from trueup.validate import check_int
 
 if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
+    from trueup.core.lifecycle import AdapterBase
 
 log = logging.getLogger("trueup")
 
@@ -45,7 +45,7 @@ class Autosave:
         """A copy of an adapter, by pickle or deepcopy, has none: two must not write to one folder."""
         return type(None), ()
 
-    def resume(self, adapter: Adapter) -> bool:
+    def resume(self, adapter: AdapterBase) -> bool:
         """Take up the newest whole state, if there is one; a state of another model or method is an error."""
         for path in reversed(self.states()):
             try:
@@ -53,7 +53,7 @@ class Autosave:
             except ValueError as error:
                 log.warning("%s; the one before it is taken", error)
                 continue
-            restore(adapter, *content, path)
+            from_file(adapter, *content, path)
             return True
         return False
 
@@ -61,7 +61,7 @@ class Autosave:
         """The states in the folder, the oldest first."""
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
-    def tick(self, adapter: Adapter) -> None:
+    def tick(self, adapter: AdapterBase) -> None:
         """After each batch. A disk that fails stops no prediction; the next batch tries again."""
         self.waiting += 1
         if self.waiting < self.every:
@@ -71,7 +71,7 @@ class Autosave:
         except OSError as error:
             log.error("the state could not be written to %s: %s", self.folder, error)
 
-    def write(self, adapter: Adapter) -> Path:
+    def write(self, adapter: AdapterBase) -> Path:
         """Write a state now, then let the oldest go."""
         states = self.states()
         number = 1 + (int(states[-1].name[6:16]) if states else 0)

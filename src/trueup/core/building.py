@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,57 +12,123 @@ from torch import Tensor, nn
 from trueup.core.copying import look_for_caches
 from trueup.core.effects import choose_parameters
 from trueup.core.multilabel import PerLabel
-from trueup.core.probing import probe
 from trueup.core.registry import for_task
+from trueup.core.state import AdapterState, Progress
+from trueup.finite import check_values
 from trueup.model.autotune import autotune
+from trueup.model.caches import Caches, held_tensors
+from trueup.model.calls import Batch
+from trueup.model.copying import copy_model
+from trueup.model.heads import as_logits, call_model, look_for_head
+from trueup.model.inputs import check_logits
+from trueup.norm.base import batchnorms
 
 if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
+    from trueup.core.lifecycle import AdapterBase
 
 
-def build_for(adapter: Adapter, x: Tensor) -> None:
+def build_for(adapter: AdapterBase, x: Tensor) -> None:
     """Find the head with a batch, then build."""
     build(adapter, *probe(adapter, x), x)
     look_for_caches(adapter, x)
 
 
-def build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
-    """Make the state of a fresh adapter, or leave it as it was; with a batch, measure what the engine leaves open."""
-    parts = [vars(adapter), adapter._modules, vars(adapter.net), adapter.net._modules, vars(adapter.net.runner)]
+def build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
+    """Make the fresh state, or leave the adapter as it was; with a batch, measure the settings that are "auto"."""
+    with restored_on_error(adapter):
+        _build(adapter, head, channels, task, x)
+    if adapter.undo is not None:
+        adapter.undo.capture()
+
+
+@contextmanager
+def restored_on_error(adapter: AdapterBase) -> Iterator[None]:
+    """Put back the attributes of an adapter and its network if the block raises."""
+    parts = [vars(adapter), adapter._modules, *adapter.net.registries()]
     before = [dict(part) for part in parts]
     try:
-        _build(adapter, head, channels, task, x)
+        yield
     except BaseException:
         for part, values in zip(parts, before, strict=True):
             part.clear()
             part.update(values)
         raise
-    if adapter._undo is not None:
-        adapter._undo.capture()
 
 
-def _build(adapter: Adapter, head: str | None, channels: int, task: str, x: Tensor | None) -> None:
-    net, method = adapter.net, for_task(adapter.method, adapter._given, task)
-    selected = choose_parameters(adapter, method, head)
+def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: Tensor | None) -> None:
+    net, method = adapter.net, for_task(adapter.method, adapter.given, task)
+    selected = choose_parameters(net.model, method, head, adapter.flags, adapter.warn_once)
     adapter.method, adapter.task = method, task
-    adapter._hooks = PerLabel(method, channels) if adapter.multilabel else method
+    adapter.hooks = PerLabel(method, channels) if adapter.multilabel else method
     net.attach(head, channels, dense=task == "segmentation")
     net.selected = selected
     net.model.requires_grad_(False)
     for p in selected.values():
         p.requires_grad_(True)
     if x is not None and net.runner.settings.open:
-        with adapter._random.drawing(x.device):
+        with adapter.random.drawing(x.device):
             net.use(autotune(net, x, learns=bool(selected)))
-    adapter._source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}
-    adapter._fresh = (fresh_state(adapter),)
-    adapter._built = True
+    if adapter.monitor is not None:
+        layers = [layer.num_features for layer in batchnorms(net.model)]
+        adapter.monitor.attach(2 if adapter.multilabel else channels, layers)
+    source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}
+    adapter.fresh = AdapterState(source, adapter.make_memory(), {}, {}, Progress())
     adapter.reset()
 
 
-def fresh_state(adapter: Adapter) -> nn.Module:
-    """Return the method's state before any batch; the model must be at its source."""
-    adapter._random.restart()
-    device = next((t.device for t in (*adapter.net.parameters(), *adapter.net.buffers())), torch.device("cpu"))
-    with adapter._random.drawing(device), torch.no_grad(), torch.autocast(device.type, enabled=False):
-        return adapter._hooks.init(adapter.net).eval()
+def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
+    """Return the name of the head, the number of outputs and the task; copies run, as some models change themselves."""
+    check_values(x)
+    net, method = adapter.net, adapter.method
+    strict, least = "head" in method.info.needs, 1 if adapter.multilabel else 2
+    needed = strict or getattr(method, "params", None) in ("head", "backbone")
+    copies: list[tuple[nn.Module, dict[int, Tensor]]] = []
+
+    def fresh() -> nn.Module:
+        model = copy_model(net.model)
+        copies.append((model, held_tensors(model)))
+        return model
+
+    with adapter.random.drawing(x.device), torch.no_grad():
+        head, logits = look_for_head(
+            fresh, x, adapter.head_name, net.runner.output, least, strict=strict, needed=needed
+        )
+        if isinstance(x, Batch) and x.others and len(x) > 2:
+            _check_rows(fresh(), x, logits, net.runner.output)
+    if all(held_tensors(model).keys() == before.keys() for model, before in copies):
+        net.runner.caches = Caches()  # a search for caches would find none
+    check_logits(logits, multilabel=adapter.multilabel)
+    return head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation"
+
+
+def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[Any], Tensor] | None) -> None:
+    """Refuse a tensor that has as many rows as there are images but is not about them, such as one row per class."""
+    try:
+        few = as_logits(call_model(model, x[:2]), output, rows=2, least=1)
+    except Exception:  # a model of a fixed batch size cannot be asked
+        return
+    if few.shape[1] != logits.shape[1]:
+        raise ValueError(
+            f"a tensor of this call has {len(x)} rows, as many as there are images, but does not belong to them one "
+            f"by one: with fewer rows the model has {few.shape[1]} outputs, not {logits.shape[1]}. Make it a buffer of "
+            f"the model (for text features: trueup.zero_shot)"
+        )
+
+
+def prepare(adapter: AdapterBase, batches: Iterable[Any], checked: Callable[[Any], Tensor]) -> None:
+    """Make the fresh state anew from source batches x, or (x, y) whose y is ignored, and start there."""
+    if adapter.batches:
+        raise ValueError("prepare an adapter before its first batch, or after reset()")
+    images = (checked(item[0] if isinstance(item, tuple | list) else item) for item in batches)
+    first = next(images, None)
+    if first is None:
+        raise ValueError("the loader is empty")
+    if not adapter.built:
+        build_for(adapter, first)
+    assert adapter.fresh is not None
+    memory = adapter.make_memory()
+    policy = adapter.net.active(len(first))
+    with adapter.random.drawing(first.device), torch.enable_grad(), adapter.net.frozen_statistics(), policy:
+        adapter.hooks.prepare(adapter.net, (x for part in ([first], images) for x in part), memory)
+    adapter.fresh.memory, adapter.prepared = memory, True
+    adapter.reset()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
+    from trueup.core.lifecycle import AdapterBase
 
 
-def describe(adapter: Adapter) -> str:
+def describe(adapter: AdapterBase) -> str:
     """The method with its hyper-parameters, what is updated, the head, the guard."""
     hyper = ", ".join(f"{name}={value!r}" for name, value in adapter.method.hyperparameters().items())
     method = f"{type(adapter.method).__name__}({hyper})"
-    guard = "" if adapter._watch is None else f", guard: {adapter._watch.health.state}"
-    if not adapter._built:
+    guard = "" if adapter.monitor is None else f", guard: {adapter.monitor.health.state}"
+    if not adapter.built:
         return f"{method}, waiting for its first batch{guard}"
     total = sum(p.numel() for p in adapter.net.model.parameters())
-    groups = adapter._optimizer.param_groups if adapter._optimizer is not None else []
+    groups = adapter.optimizer.param_groups if adapter.optimizer is not None else []
     moving = {id(p) for group in groups for p in group["params"]}  # a method may spare some that are selected
     count = sum(p.numel() for p in adapter.net.selected.values() if id(p) in moving)
     head = f"head {adapter.net.head!r}" if adapter.net.head is not None else "no head"

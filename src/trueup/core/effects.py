@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.method import GradientMethod, Method
 from trueup.model.params import KEYWORDS, norm_layers, select_parameters
-
-if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
 
 log = logging.getLogger("trueup")
 
@@ -40,18 +36,20 @@ def check_effect(model: nn.Module, method: Method) -> None:
         )  # fmt: skip
 
 
-def choose_parameters(adapter: Adapter, method: Method, head: str | None) -> dict[str, nn.Parameter]:
+def choose_parameters(
+    model: nn.Module, method: Method, head: str | None, flags: Mapping[str, bool], warn: Callable[..., None]
+) -> dict[str, nn.Parameter]:
     """Select what a method updates, and say once if the user has frozen some of it but not the whole model."""
     if not isinstance(method, GradientMethod):
         return {}
-    flags, params = adapter._flags, method.params
-    selected = select_parameters(adapter.net.model, params, head, flags)
+    params = method.params
+    selected = select_parameters(model, params, head, flags)
     check_precision(selected, method)
     frozen = [name for name in selected if not flags.get(name, True)]
     # A model that is frozen as a whole was frozen for inference; an expression or a function names what it means.
     if frozen and any(flags.values()) and params in KEYWORDS:
         way = 'params="trainable"' if params == "all" else "a regular expression or a function of the name as params"
-        adapter._warn_once(
+        warn(
             "%s updates parameters with requires_grad=False, as params=%r asks: %d of %d (%s); leave them out with %s",
             method.info.name, params, len(frozen), len(selected), _shown(frozen), way,
         )  # fmt: skip

@@ -9,29 +9,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.core.copying import copy_model
+from trueup.model.copying import copy_model
 from trueup.model.split_model import SplitModel
 from trueup.norm.batch import BatchPolicy
 from trueup.norm.instance import InstancePolicy
 from trueup.validate import check_choice
 
 if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
+    from trueup.core.lifecycle import AdapterBase
 
 log = logging.getLogger("trueup")
 
 STATISTICS = ("adapted", "source")
 
 
-def plain_copy(adapter: Adapter, statistics: str) -> nn.Module:
+def plain_copy(adapter: AdapterBase, statistics: str) -> nn.Module:
     """Copy the model that answers and give its BatchNorm layers the statistics of the stream, or the source's."""
     check_choice("statistics", statistics, STATISTICS)
     net = answering_network(adapter)
     model = copy_model(net.runner.without_caches())
     for name, p in model.named_parameters():
-        p.requires_grad_(adapter._flags[name])
+        p.requires_grad_(adapter.flags[name])
     if statistics == "source":
-        _put(model, adapter._source)
+        _put(model, adapter.source)
         return model
     if adapter.batches:
         for reason in losses(adapter):
@@ -41,21 +41,21 @@ def plain_copy(adapter: Adapter, statistics: str) -> nn.Module:
     return model
 
 
-def answering_network(adapter: Adapter) -> SplitModel:
+def answering_network(adapter: AdapterBase) -> SplitModel:
     """Return the network behind the answers: the model, or the one that a method keeps as `teacher` in its state."""
     teacher = getattr(adapter.state, "teacher", None)
     return teacher if isinstance(teacher, SplitModel) else adapter.net
 
 
-def losses(adapter: Adapter) -> list[str]:
+def losses(adapter: AdapterBase) -> list[str]:
     """Return what the answers so far have beyond the plain model."""
     net, method = answering_network(adapter), adapter.method
     found = [method.info.lost] if method.info.lost else []
-    if adapter._watch is not None and adapter._watch.marks["state"] == "fallback":
+    if adapter.monitor is not None and adapter.monitor.marks.state == "fallback":
         found.append("the source's weights, which the guard lets answer now; the model is the one that is on trial")
     if isinstance(net.policy, InstancePolicy):
         found.append("statistics corrected for each image; the running estimates take their place")
-    if method.episodic and (adapter._optimizer is not None or net.policy.norm != "source"):
+    if method.episodic and (adapter.optimizer is not None or net.policy.norm != "source"):
         found.append("what it took from each batch, which episodic=True forgets; the model is the source")
     if isinstance(net.policy, BatchPolicy) and net.runner.settings.compile:
         found.append(

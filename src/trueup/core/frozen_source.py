@@ -1,17 +1,16 @@
-"""The frozen source as an anchor: what it says, how far away the parameters are, and ways to come nearer."""
+"""The frozen source: its answers, the distance of the parameters from it, and ways to move them closer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trueup.core.random_stream import undisturbed
 from trueup.model.heads import as_logits, call_model
-
-if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
+from trueup.model.split_model import SplitModel
 
 
 class Answer(NamedTuple):
@@ -22,21 +21,21 @@ class Answer(NamedTuple):
 
 
 @torch.no_grad()
-def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
-    """What the frozen source says; nothing of the adapter changes, nor its random stream."""
-    model, output = adapter.net.runner.without_caches(), adapter.net.runner.output
+def source_logits(net: SplitModel, source: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the answer of a network with the source's weights; nothing changes, nor does the random stream."""
+    model = net.runner.without_caches()
     buffers = dict(model.named_buffers())
-    source = {name: t.clone() if name in buffers else t for name, t in adapter._source.items()}
+    weights = {name: t.clone() if name in buffers else t for name, t in source.items()}
     with undisturbed(x.device):
-        answer = call_model(lambda *args, **kwargs: torch.func.functional_call(model, source, args, kwargs), x)
-    logits = as_logits(answer, output, rows=len(x), least=1 if adapter.multilabel else 2)
+        answer = call_model(lambda *args, **kwargs: torch.func.functional_call(model, weights, args, kwargs), x)
+    logits = as_logits(answer, net.runner.output, rows=len(x), least=1 if net.multilabel else 2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 @torch.no_grad()
-def drift(adapter: Adapter) -> float:
-    """How far the selected parameters are from the source, in parts of their norm."""
-    ours, source = adapter.net.selected, adapter._source
+def parameter_drift(net: SplitModel, source: Mapping[str, Tensor]) -> float:
+    """Return the distance of the selected parameters from the source, relative to their norm."""
+    ours = net.selected
     if not ours:
         return 0.0
     away = torch.nn.utils.get_total_norm([p - source[name] for name, p in ours.items()])
@@ -44,28 +43,29 @@ def drift(adapter: Adapter) -> float:
 
 
 @torch.no_grad()
-def pull(adapter: Adapter, share: float) -> None:
+def pull(net: SplitModel, source: Mapping[str, Tensor], share: float) -> None:
     """Move the selected parameters a share of the way to the source."""
-    for name, p in adapter.net.selected.items():
-        p.lerp_(adapter._source[name], share)
-    torch.clear_autocast_cache()
+    for name, p in net.selected.items():
+        p.lerp_(source[name], share)
 
 
 @torch.no_grad()
-def restore_some(adapter: Adapter, chance: float) -> None:
-    """Each value of the selected parameters becomes the source's with this chance."""
-    for name, p in adapter.net.selected.items():
-        p.copy_(torch.where(torch.rand_like(p) < chance, adapter._source[name], p))
-    torch.clear_autocast_cache()
+def restore_some(net: SplitModel, source: Mapping[str, Tensor], chance: float) -> None:
+    """Set each value of the selected parameters to the source's with this chance."""
+    for name, p in net.selected.items():
+        p.copy_(torch.where(torch.rand_like(p) < chance, source[name], p))
 
 
 @torch.no_grad()
-def restore_part(adapter: Adapter, share: float) -> None:
-    """The selected parameters of the last share of the layers become the source's."""
-    names = list(adapter.net.selected)
+def restore_part(net: SplitModel, source: Mapping[str, Tensor], share: float) -> None:
+    """Set the selected parameters of the last share of the layers to the source's."""
+    names = list(net.selected)
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     last = set(layers[len(layers) - round(share * len(layers)) :])
     for name in names:
         if name.rpartition(".")[0] in last:
-            adapter.net.selected[name].copy_(adapter._source[name])
-    torch.clear_autocast_cache()
+            net.selected[name].copy_(source[name])
+
+
+MOVES = {"pull": pull, "restore": restore_some, "part": restore_part}
+"""Ways of moving parameters towards the source, by the kind of a guard's decision."""

@@ -39,11 +39,11 @@ class RandomStream:
             for d, state in zip(devices, theirs, strict=True):
                 _set(d, state)
 
-    def restart(self) -> None:
-        """Back to the seed."""
-        self.states = {}
+    def restart(self, states: dict[str, Tensor] | None = None) -> None:
+        """Go back to the seed, or to saved generator states."""
+        self.states = dict(states or {})
         for device in self._active:
-            _set(device, self._start(device))
+            _set(device, self.states.get(device.type, self._start(device)))
 
     def _start(self, device: torch.device) -> Tensor:
         return torch.Generator(device).manual_seed(self.seed).get_state()

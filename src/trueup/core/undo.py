@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +15,15 @@ from trueup.memory.journal import Journal, Journaled
 from trueup.model.split_model import SplitModel
 
 if TYPE_CHECKING:
-    from trueup.core.adapter import Adapter
+    from trueup.core.lifecycle import AdapterBase
 
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A", bound="AdapterBase")
+
+
+# Attributes of an adapter that a batch, or loading a state, may give another value.
+_VALUES = ("batches", "images", "last_numbers", "optimizer", "kept", "fresh", "prepared")
 
 
 class CallLock:
@@ -38,25 +42,25 @@ class CallLock:
         return CallLock, ()
 
 
-def serialized(call: Callable[Concatenate[Adapter, P], R]) -> Callable[Concatenate[Adapter, P], R]:
+def serialized(call: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[A, P], R]:
     """Let an adapter run this method in one thread at a time."""
 
     @wraps(call)
-    def alone(self: Adapter, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def alone(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            with self._lock.held:
+            with self.lock.held:
                 return call(self, *args, **kwargs)
         finally:
-            if self._watch is not None and self._watch.told and not self._lock.taken:
-                self._watch.guard.tell(self._watch.told)
+            if self.monitor is not None and self.monitor.pending and not self.lock.taken:
+                self.monitor.guard.tell(self.monitor.pending)
 
     return alone
 
 
 @contextmanager
-def all_or_nothing(adapter: Adapter) -> Iterator[None]:
+def all_or_nothing(adapter: AdapterBase) -> Iterator[None]:
     """Roll the adapter back bit-exactly if the block raises."""
-    undo = adapter._undo = Undo(adapter)
+    undo = adapter.undo = Undo(adapter)
     try:
         undo.capture()
         yield
@@ -69,7 +73,7 @@ def all_or_nothing(adapter: Adapter) -> Iterator[None]:
                 continue
         raise
     finally:
-        adapter._undo = None
+        adapter.undo = None
         undo.close()
 
 
@@ -80,9 +84,9 @@ class Undo:
     copied by `before_update`: after backward, when the activations are gone. Memories with many entries keep a journal.
     """
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: AdapterBase) -> None:
         self._adapter = adapter
-        self._scratch = Scratch() if adapter.net.runner.low_memory else adapter._scratch
+        self._scratch = Scratch() if adapter.net.runner.low_memory else adapter.scratch
         self._captured = False
         self._update: _Update | None = None
         self._journaled: list[Journaled] = []
@@ -93,21 +97,15 @@ class Undo:
 
     def capture(self) -> None:
         """Copy what a batch may change apart from parameters. Before the first batch there is nothing to copy."""
-        adapter, watch = self._adapter, self._adapter._watch
-        if not adapter._built:
+        adapter, monitor = self._adapter, self._adapter.monitor
+        if not adapter.built:
             return
-        self._plain = [(vars(net), dict(vars(net))) for net in _networks(adapter)]
-        self._plain += [(net._modules, dict(net._modules)) for net in _networks(adapter)]
-        for net in _networks(adapter):
-            owned = (net.runner, net.runner.steps, net.runner.blocks, net.policy)
-            self._plain += [(vars(each), dict(vars(each))) for each in owned]
-        self._adapter_values = {name: vars(adapter)[name] for name in ("batches", "images", "_last", "_optimizer")}
-        self._state, self._random = adapter.state, adapter._random.states
-        self._guard = (
-            None if watch is None else (copy.deepcopy(watch.marks), watch.memory, list(watch.kept), watch.loss)
-        )
+        self._plain = [(part, dict(part)) for net in _networks(adapter) for part in net.registries()]
+        self._adapter_values = {name: vars(adapter)[name] for name in _VALUES}
+        self._state, self._random = adapter.state, adapter.random.states
+        self._monitor = None if monitor is None else monitor.snapshot()
         self._behaviour = {m: b for net in _networks(adapter) for m in net.model.modules() if any(b := _behaviour(m))}
-        parts = (adapter.net.model, adapter.net.policy, adapter.state, *(() if watch is None else (watch.memory,)))
+        parts = (adapter.net.model, adapter.net.policy, adapter.state, *(() if monitor is None else (monitor.memory,)))
         slots = []
         for module in (m for part in parts for m in part.modules()):
             spared = module.large if isinstance(module, Journaled) else ()
@@ -128,7 +126,7 @@ class Undo:
     @torch.no_grad()
     def roll_back(self) -> None:
         """Put everything back; the batch can then be tried again."""
-        adapter, watch = self._adapter, self._adapter._watch
+        adapter, monitor = self._adapter, self._adapter.monitor
         if not self._captured:
             return
         for module in self._journaled:
@@ -141,16 +139,14 @@ class Undo:
             attributes.update(values)
             for name in attributes.keys() - values.keys():
                 del attributes[name]
-        adapter.state, adapter._random.states = self._state, self._random
+        adapter.state, adapter.random.states = self._state, self._random
         vars(adapter).update(self._adapter_values)
         if self._update is not None:
             self._update.put_back()
         for p in adapter.net.selected.values():
             p.grad = None
-        if watch is not None and self._guard is not None:
-            marks, watch.memory, kept, watch.loss = self._guard
-            watch.marks, watch.kept = copy.deepcopy(marks), list(kept)
-            watch.told.clear()
+        if monitor is not None and self._monitor is not None:
+            monitor.put_back(self._monitor)
         for net in _networks(adapter):
             for layer in net.model.modules():
                 _behave(layer, self._behaviour.get(layer, ({}, {}, None)))
@@ -219,12 +215,12 @@ def _dense(t: Tensor) -> bool:
 class _Update:
     """The parameters that a batch may move, and the state of the optimiser."""
 
-    def __init__(self, adapter: Adapter, scratch: Scratch) -> None:
+    def __init__(self, adapter: AdapterBase, scratch: Scratch) -> None:
         networks = _networks(adapter)
         inside = {id(p) for net in networks for p in net.parameters()}
         moving = [p for net in networks for p in net.selected.values()]
         moving += [p for p in adapter.state.parameters() if id(p) not in inside]
-        optimizer = self._optimizer = adapter._optimizer
+        optimizer = self._optimizer = adapter.optimizer
         self._state: dict[Tensor, dict[str, Any]] = {}
         if optimizer is not None:
             self._state = {p: dict(values) for p, values in optimizer.state.items()}
@@ -242,7 +238,7 @@ class _Update:
                 group.update(values)
 
 
-def _networks(adapter: Adapter) -> list[SplitModel]:
+def _networks(adapter: AdapterBase) -> list[SplitModel]:
     return [adapter.net, *(m for m in adapter.state.modules() if isinstance(m, SplitModel))]
 
 

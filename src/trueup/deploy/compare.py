@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trueup.core.adapter import Adapter
-from trueup.core.copying import copy_model
 from trueup.core.listening import heard
 from trueup.core.method import Method
 from trueup.deploy.estimates import MethodReport, Score
 from trueup.guard.config import Guard
+from trueup.model.copying import copy_model
 from trueup.model.split_model import Output, SplitModel
 from trueup.views import Normalization
 

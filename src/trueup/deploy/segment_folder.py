@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from trueup.core import files
 from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
-from trueup.core.copying import copy_model
 from trueup.core.registry import make_method
 from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
 from trueup.data.datasets.masks import IMAGES
@@ -34,6 +33,7 @@ from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.deploy.folder_images import JOURNAL, Case, Image, find, groups
 from trueup.deploy.run_log import RunLog, alone
 from trueup.deploy.windows import Solid, Window, slide, sliding_window, solids
+from trueup.model.copying import copy_model
 from trueup.model.heads import as_logits, call_model
 from trueup.validate import check_int
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,14 +52,14 @@ class PooledMoments(nn.Module):
     first: Tensor
     second: Tensor
 
-    def __init__(self, model: nn.Module, memory: float) -> None:
+    def __init__(self, layers: Sequence[int], memory: float) -> None:
+        """layers: the number of features of each BatchNorm layer."""
         super().__init__()
-        channels = sum(layer.num_features for layer in batchnorms(model))
         self.memory = memory
         self.register_buffer("at", torch.zeros(1, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros(len(batchnorms(model)), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros(len(layers), dtype=torch.float64))
         for name in ("first", "second"):
-            self.register_buffer(name, torch.zeros(channels, dtype=torch.float64))
+            self.register_buffer(name, torch.zeros(sum(layers), dtype=torch.float64))
 
     def take(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
         """Add what was seen, and forget that it was."""

@@ -167,6 +167,12 @@ class SplitModel(nn.Module):
 
     # Copies
 
+    def registries(self) -> list[dict[str, Any]]:
+        """Return the dicts that hold all state beside the model's tensors, to put it back after a failure."""
+        runner, policy = self.runner, self.policy
+        owned = [vars(each) for each in (self, runner, runner.steps, runner.blocks, policy)]
+        return [*owned, self._modules, policy._buffers]
+
     def of_label(self, label: int) -> SplitModel:
         """Return a view of the same model as a problem of two classes: is a label there or not."""
         view = copy.copy(self)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.core.copying import copy_model
+from trueup.model.copying import copy_model
 from trueup.model.heads import find_head
 
 INSIDE = ("model_dict", "state_dict", "model")  # where checkpoints keep their tensors

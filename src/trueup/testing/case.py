@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Method
-from trueup.core.state import capture
+from trueup.core.saving import to_file
 from trueup.testing import toys
 
 
@@ -121,9 +121,9 @@ def difference(a: Adapter, b: Adapter) -> list[str]:
 
 
 def _whole(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    if not adapter._built:
+    if not adapter.built:
         return dict(adapter.state_dict()), {"batches": adapter.batches}
-    tensors, header = capture(adapter)
+    tensors, header = to_file(adapter)
     model = adapter.net.model
     everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {**tensors, **{f"model/{n}": t.detach() for n, t in everything.items()}}, header

@@ -22,7 +22,7 @@ def loss_and_predict_only_read(case: Case) -> None:
     """Neither hook changes the model, the state or what the other returns."""
     adapter = case.adapter()
     play(adapter, case.stream(2))
-    method, net, state, x = adapter._hooks, adapter.net, adapter.state, case.stream(3)[2]
+    method, net, state, x = adapter.hooks, adapter.net, adapter.state, case.stream(3)[2]
     out = method.forward(net, x, state)
     with torch.no_grad():
         method.observe(net, out, state)
@@ -161,8 +161,9 @@ def no_shared_storage(case: Case) -> None:
     model = case.model()
     adapter = case.adapter(model)
     play(adapter, case.stream(2))
-    parts: list[Tensor] = list(adapter._source.values())
-    for part in (model, adapter.net, adapter.state, adapter._fresh[0]):
+    assert adapter.fresh is not None
+    parts: list[Tensor] = list(adapter.source.values())
+    for part in (model, adapter.net, adapter.state, adapter.fresh.memory):
         parts += [*part.parameters(), *part.buffers()]
     where = storages(parts)
     assert len(where) == len(set(where))

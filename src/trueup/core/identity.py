@@ -1,0 +1,106 @@
+"""The identity of a saved state: what an adapter must share with it, as plain data in the header of a file."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trueup.core.registry import for_task
+
+if TYPE_CHECKING:
+    from trueup.core.lifecycle import AdapterBase
+    from trueup.core.method import Method
+
+REASONS = {
+    "method": "another method",
+    "multilabel": "a model whose outputs are read otherwise (multilabel)",
+    "hyperparameters": "other hyper-parameters",
+    "seed": "another seed",
+    "parameters": "other parameters to update",
+    "source": "another source model",
+    "guard": "another guard, or none",
+    "pixels": "images that were normalised otherwise (mean, std)",
+}
+"""The parts of an identity, and how a mismatch is described."""
+
+
+def identity(adapter: AdapterBase, method: Method) -> dict[str, Any]:
+    """Return the identity of an adapter; a hyper-parameter that is a function counts by what it selects."""
+    hyper = {k: "a function" if callable(v) else v for k, v in method.hyperparameters().items()}
+    return {
+        "method": method.info.name,
+        "multilabel": adapter.multilabel,
+        "hyperparameters": json.loads(json.dumps(hyper)),
+        "seed": adapter.random.seed,
+        "parameters": list(adapter.net.selected),
+        "source": adapter.source_digest()[:16],
+        "guard": None if adapter.monitor is None else _plain(adapter.monitor.guard),
+        "pixels": None if adapter.net.normalization is None else _plain(adapter.net.normalization),
+    }
+
+
+def refuse_foreign(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> None:
+    """Refuse a state that belongs to another adapter."""
+    method = adapter.method if adapter.built else for_task(adapter.method, adapter.given, header["task"])
+    ours = identity(adapter, method)
+    theirs = {**header, "hyperparameters": {**_later_defaults(method), **header["hyperparameters"]}}
+    theirs |= {key: _from_repr(header[key]) for key in ("guard", "pixels")}
+    for key, reason in REASONS.items():
+        if ours[key] != theirs[key] and (key != "parameters" or adapter.built):
+            there, here = _apart(theirs[key], ours[key])
+            raise ValueError(f"{path} belongs to {reason}: {brief(there)}, here {brief(here)}")
+    head = adapter.net.head if adapter.built else adapter.head_name
+    if head != header["head"] and (adapter.built or head is not None):
+        raise ValueError(f"{path} has the head {header['head']!r}, this adapter {head!r}")
+
+
+def brief(value: Any) -> str:
+    """Return a value as text of at most 120 characters."""
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _plain(value: Any, *, rule: bool = False) -> Any:
+    """Return settings as JSON gives them back; a rule of a guard with its name."""
+    if dataclasses.is_dataclass(value):
+        shown = {f.name: _plain(getattr(value, f.name), rule=True) for f in dataclasses.fields(value) if f.repr}
+        return {"rule": type(value).__name__, **shown} if rule else shown
+    if isinstance(value, tuple | list):
+        return [_plain(item, rule=rule) for item in value]
+    return value if isinstance(value, str | int | float | None) else repr(value)
+
+
+def _from_repr(value: Any) -> Any:
+    """Return settings as plain data; older files hold them as the text of a constructor call."""
+    if not isinstance(value, str):
+        return value
+    return _from_call(ast.parse(value, mode="eval").body, rule=False) if value else None
+
+
+def _from_call(node: ast.expr, *, rule: bool) -> Any:
+    if isinstance(node, ast.Call):
+        shown = {str(keyword.arg): _from_call(keyword.value, rule=True) for keyword in node.keywords}
+        return {"rule": ast.unparse(node.func).rpartition(".")[2], **shown} if rule else shown
+    if isinstance(node, ast.Tuple | ast.List):
+        return [_from_call(item, rule=rule) for item in node.elts]
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return float(ast.unparse(node)) if ast.unparse(node) in ("inf", "-inf") else ast.unparse(node)
+
+
+def _later_defaults(method: Method) -> dict[str, Any]:
+    """Return values of hyper-parameters that older files do not have."""
+    return {"search": "exact"} if "search" in method.hyperparameters() else {}
+
+
+def _apart(there: Any, here: Any) -> tuple[Any, Any]:
+    """Return the entries in which two dicts differ."""
+    if not (isinstance(there, dict) and isinstance(here, dict)):
+        return there, here
+    return {k: v for k, v in there.items() if here.get(k, v) != v or k not in here}, {
+        k: v for k, v in here.items() if there.get(k, v) != v or k not in there
+    }

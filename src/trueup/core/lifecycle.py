@@ -1,0 +1,236 @@
+"""The life of an adapter beside its batches: making, resetting, saving, copying, exporting."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from trueup.core.autosave import Autosave
+from trueup.core.building import build_for, prepare
+from trueup.core.copying import calling, fork, move
+from trueup.core.describe import describe
+from trueup.core.effects import check_effect
+from trueup.core.export import plain_copy
+from trueup.core.files import digest
+from trueup.core.method import GradientMethod, Method
+from trueup.core.multilabel import PerLabel
+from trueup.core.random_stream import RandomStream
+from trueup.core.saving import load, save
+from trueup.core.state import AdapterState, Progress
+from trueup.core.undo import CallLock, Scratch, Undo, serialized
+from trueup.guard.config import Guard, Health, plain_health
+from trueup.guard.monitor import Monitor
+from trueup.model.calls import read_call
+from trueup.model.copying import copy_model, kept_tensors
+from trueup.model.inputs import check_input, check_model
+from trueup.model.runner import RunSettings
+from trueup.model.split_model import SplitModel
+from trueup.validate import check_bool, check_int
+from trueup.views import Normalization
+
+log = logging.getLogger("trueup")
+
+
+class AdapterBase(nn.Module):
+    """What an adapter is made of, and everything it can do apart from taking a batch."""
+
+    def __init__(
+        self, model: nn.Module, method: Method, *, head: str | None = None,
+        output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
+        seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
+        pixels: Normalization | None = None, engine: RunSettings | None = None,
+    ) -> None:  # fmt: skip
+        """given: the hyper-parameters, if the method was made by its name; then it may turn out to be for pixels."""
+        super().__init__()
+        check_model(model)
+        if isinstance(model, AdapterBase):
+            raise TypeError("model is an adapter already; adapt model.unwrap() or the source model")
+        check_int("seed", seed, 0)
+        check_int("every", every, 1)
+        check_bool("multilabel", multilabel)
+        # Settings.
+        self.method, self.given, self.multilabel, self.head_name, self.every = method, given, multilabel, head, every
+        self.hooks: Method | PerLabel = method
+        self.task: str | None = None
+        self.flags = {name: p.requires_grad for name, p in model.named_parameters()}
+        # The model, and everything that adapting changes.
+        source = copy_model(model).requires_grad_(False)
+        self.net = SplitModel(source, output=output, norm=method.norm, multilabel=multilabel, normalization=pixels)
+        self.training = False
+        self.net.use(engine or RunSettings())
+        check_effect(model, method)
+        self.state = nn.Module()
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.random = RandomStream(seed)
+        self.monitor = None if guard is None else Monitor(guard)
+        self.batches = self.images = 0
+        self.last_numbers: dict[str, Tensor] = {}
+        """Numbers of the last batch, without a guard."""
+        # States to return to.
+        self.fresh: AdapterState | None = None
+        """The state before the first batch; None until a batch or a file shows what the model is."""
+        self.kept: list[AdapterState] = []
+        """The last good states, the older first; the guard says when to keep one."""
+        self.undo: Undo | None = None
+        self.autosave: Autosave | None = None
+        # Switches and observers, of which no file keeps a record.
+        self.prepared = self.paused = False
+        self.lock, self.scratch, self.digest = CallLock(), Scratch(), ""
+        self._warned: set[str] = set()
+        if example is not None:
+            with torch.inference_mode(False), calling(self, x := self.checked((example,))):
+                build_for(self, x)
+
+    @property
+    def built(self) -> bool:
+        """True once the head is known and the fresh state is made."""
+        return self.fresh is not None
+
+    @property
+    def source(self) -> dict[str, Tensor]:
+        """The source's values of all tensors of the model that may change."""
+        return {} if self.fresh is None else self.fresh.weights
+
+    @property
+    def updates(self) -> int:
+        """The number of optimiser steps; reading it may synchronise with the device."""
+        return self.net.runner.steps.count
+
+    @property
+    def health(self) -> Health:
+        """The guard's view of the adapter: state, reason, numbers, counts of events; without a guard, the counts."""
+        if self.monitor is not None:
+            return self.monitor.health
+        return plain_health(self.images, self.batches, self.updates, self.last_numbers)
+
+    def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, rows: bool = True) -> Tensor:
+        """Return the images of a call; refuse what the model cannot use, with `rows` also single bad rows."""
+        x = read_call(self.net.model, args, kwargs or {})
+        check_input(x, self.net.model, rows=rows)
+        return x.clone() if x.is_inference() else x.detach()
+
+    def warn_once(self, message: str, *values: object) -> None:
+        """Log a warning the first time."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *values)
+
+    # Parts of the state
+
+    def mutable_tensors(self) -> dict[str, Tensor]:
+        """Return what may change of the model: the selected parameters and all buffers."""
+        tensors: dict[str, Tensor] = {**dict(self.net.model.named_parameters()), **dict(self.net.model.named_buffers())}
+        return {name: tensors[name] for name in self.source}
+
+    def make_memory(self) -> nn.Module:
+        """Return the method's state before any batch; the model must be at its source."""
+        self.random.restart()
+        device = next((t.device for t in (*self.net.parameters(), *self.net.buffers())), torch.device("cpu"))
+        with self.random.drawing(device), torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return self.hooks.init(self.net).eval()
+
+    def make_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return a new optimiser of the selected parameters and those of the method's state."""
+        if not isinstance(self.method, GradientMethod):
+            return None
+        named = [*self.net.selected.items(), *((f"state.{n}", p) for n, p in self.state.named_parameters())]
+        named = [(name, p) for name, p in named if p.requires_grad]
+        return self.method.optimizer(named) if named else None
+
+    def expect_update(self) -> None:
+        """Prepare for undoing a change of parameters, if this batch can be undone."""
+        if self.undo is not None:
+            self.undo.before_update()
+
+    def source_digest(self) -> str:
+        """Return the SHA-256 of the source model, computed once."""
+        if not self.digest:
+            buffers = {} if self.built else dict(self.net.model.named_buffers())  # once built they are in the source
+            self.digest = digest({**dict(self.net.model.named_parameters()), **buffers, **self.source})
+        return self.digest
+
+    # What users call
+
+    @serialized
+    def reset(self) -> None:
+        """Return to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
+        if self.fresh is not None:
+            self.fresh.apply(self)
+        else:
+            Progress().apply(self)
+
+    @serialized
+    def prepare(self, loader: Iterable[Any]) -> None:
+        """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
+        with torch.inference_mode(False):
+            prepare(self, loader, lambda batch: self.checked((batch,)))
+
+    def pause(self) -> None:
+        """Only predict from now on, with what was learnt so far, until `resume`; a switch that no file keeps."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Adapt again."""
+        self.paused = False
+
+    @serialized
+    def save(self, path: str | Path) -> None:
+        """Write what adaptation has changed, with what `load` needs to refuse a foreign state."""
+        save(self, path)
+
+    @serialized
+    def load(self, path: str | Path) -> None:
+        """Continue from a saved state, bit by bit; a foreign or damaged file is refused and changes nothing."""
+        load(self, path)
+
+    @serialized
+    def checkpoint(self, folder: str | Path, *, every: int = 100, keep: int = 3) -> int:
+        """Write the last few states to a folder, and go on from the newest; return how many batches that has seen."""
+        autosave = Autosave(Path(folder), every, keep)
+        with torch.inference_mode(False):
+            seen = self.batches if autosave.resume(self) else 0
+        self.autosave = autosave
+        return seen
+
+    @serialized
+    def fork(self) -> Self:
+        """Copy this adapter for another stream; both share the memory of all weights that the method never updates."""
+        return fork(self)
+
+    @serialized
+    def unwrap(self, *, statistics: str = "adapted") -> nn.Module:
+        """Return the adapted model as a plain module, in eval mode, with its own copy of the weights: to export it.
+
+        Its BatchNorm layers get the statistics that they normalised with, pooled over the last batches; with
+        statistics="source" those of the source. What a method adds to the weights is lost, and a warning names it.
+        """
+        return plain_copy(self, statistics)
+
+    @serialized
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return an independent copy; tensors that a model has kept of its last forward are cut from the graph."""
+        memo.update(kept_tensors(self))
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        with torch.inference_mode(False):
+            twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copy.deepcopy(self).__dict__  # other threads go on while it is written
+
+    def train(self, mode: bool = True) -> Self:
+        """Change nothing: an adapter predicts and adapts in one mode."""
+        return self
+
+    @serialized
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        move(self, fn)
+        return self
+
+    __repr__ = describe

@@ -1,0 +1,82 @@
+"""Bugs of normalisation: name, place, old, new, tests."""
+
+ROWS = [
+    (
+        "statistics: flag set, source statistics used all the same",
+        "BatchPolicy.statistics",
+        "return None, None",
+        "return own",
+        "test_policy",
+    ),
+    (
+        "statistics: training mode, so that buffers drift",
+        "replacing_statistics",
+        "set_statistics(layer, choose(layer, own[layer], args[0].detach()))",
+        "layer.train()",
+        "test_policy",
+    ),
+    (
+        "statistics: a second pass moves the estimates",
+        "NormPolicy.forward_pass",
+        "{} if update else None",
+        "{}",
+        "test_policy",
+    ),
+    (
+        "statistics: not finite, and kept",
+        "refuse_not_finite",
+        "not all_finite(t for moments in statistics for t in moments)",
+        "False",
+        "test_policy",
+    ),
+    (
+        "statistics: unbiased variance",
+        "biased_moments",
+        "torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=0)",
+        "torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=1)",
+        "test_policy",
+    ),
+    ("robust: the batch's own statistics answer", "RobustPolicy.following", "self.learning", "True", "test_robust"),
+    (
+        "robust: a frequent class weighs as much",
+        "RobustPolicy._weights",
+        "(1 / (len(shares) * shares[logits.argmax(dim=1)])).clamp(max=1)",
+        "(1 / (len(shares) * shares[logits.argmax(dim=1)])).clamp(min=1, max=1)",
+        "test_robust",
+    ),
+    (
+        "robust: deviation between images is forgotten",
+        "RobustPolicy._moved",
+        "variances + (means - middle).square()",
+        "variances",
+        "test_robust",
+    ),
+    (
+        "robust: the source is no anchor",
+        "RobustPolicy._moved",
+        "torch.stack([1 - rate, rate * ANCHOR])",
+        "torch.stack([1 - rate * (1 - ANCHOR), 0 * rate])",
+        "test_robust",
+    ),
+    (
+        "instance: own moments without a threshold",
+        "_shrunk",
+        "(values.abs() - by).clamp(min=0)",
+        "values.abs()",
+        "test_policy_names",
+    ),
+    (
+        "engine: squares of halves",
+        "biased_moments",
+        "x = x.to(torch.promote_types(x.dtype, torch.float32))",
+        "pass",
+        "test_runner",
+    ),
+    (
+        "instance: around the batch in every forward",
+        "InstancePolicy._normalize",
+        "if self.centred: ...",
+        "if True: ...",
+        "test_policy_names",
+    ),
+]

@@ -1,0 +1,68 @@
+"""Bugs of what is kept, saved, loaded and gone back to: name, place, old, new, tests."""
+
+ROWS = [
+    (
+        "load: part of the memory is lost",
+        "_take_over",
+        '_assign(adapter.state, parts["state"])',
+        '_assign(adapter.state, {n: t for n, t in parts["state"].items() if n != "arrival"})',
+        "test_state",
+    ),
+    ("load: the optimiser is lost", "_take_over", 'parts["optimizer"]', "{}", "test_state"),
+    (
+        "load: another model's state is taken",
+        "_refuse_foreign",
+        "IDENTITY.items()",
+        '[item for item in IDENTITY.items() if item[0] != "source"]',
+        "test_state",
+    ),
+    (
+        "load: an altered file is taken",
+        "read",
+        "hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest().encode() != digest",
+        "hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest() == 0",
+        "test_state",
+    ),
+    (
+        "save: not atomic",
+        "put",
+        'open(partial, "wb", opener=_owner_only if private else None)',
+        'open(path, "wb", opener=_owner_only if private else None)',
+        "test_state test_autosave",
+    ),
+    (
+        "save: others may read images and features",
+        "put",
+        "_owner_only if private else None",
+        "None",
+        "test_private_files",
+    ),
+    (
+        "guard: a kept state goes on changing",
+        "back_to",
+        "copy.deepcopy(moment.optimizer)",
+        "moment.optimizer",
+        "test_monitor",
+    ),
+    ("states: the oldest is taken up", "Keeper.resume", "reversed(self.states())", "self.states()", "test_autosave"),
+    ("states: all are kept", "Keeper.write", "[*states, path][: -self.keep]", "[][: -self.keep]", "test_autosave"),
+    ("states: any moments are taken", "_joined", "values.keys() != usual.keys()", "False", "test_malicious_files"),
+    (
+        "states: moments of any length are taken",
+        "_joined",
+        "value.shape != shape or not value.is_floating_point()",
+        "False",
+        "test_malicious_files",
+    ),
+    (
+        "states: a bank is taken as it is",
+        "_take_over",
+        "verify is not None",
+        "False",
+        "test_malicious_files test_bank",
+    ),
+    ("saving: images are written without a word", "save", "info.images", "False", "test_image_buffer"),
+    ("engine: a measured way is not taken along", "restore", "if found: ...", "if False: ...", "test_runner"),
+    ("engine: teachers run otherwise after a load", "restore", "networks(twin)", "[twin.net]", "test_runner"),
+    ("engine: a shrunken scale is not saved", "_take_over", 'header["shrunk"]', "0", "test_runner"),
+]
