@@ -166,7 +166,7 @@ ROWS = [
     ("engine: a scale that never shrinks", "Steps.scale", "usual * 0.25**self.shrunk", "usual", "test_runner"),
     ("caches: teachers keep theirs", "look_for_caches", "networks(adapter)", "networks(adapter)[:1]", "test_caches"),
     ("steps: a device never leaves one out", "step_if_finite", "~size.isfinite()", "size != size", "test_steps"),
-    ("steps: those left out are counted", "Steps._learn", "self._count -= int(held)", "", "test_steps"),
+    ("steps: those left out are counted", "Steps._read", "self._count -= int(held)", "", "test_steps"),
     (
         "steps: the host waits twice",
         "Adapter._update",

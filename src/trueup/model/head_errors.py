@@ -1,4 +1,4 @@
-"""Why a model has no head that can be used: the reason in words, and models that return features instead of logits."""
+"""Explanations why a model has no usable head, and refusal of models that return features instead of logits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _undoes_sigmoid(out: Tensor, logits: Tensor) -> bool:
 
 
 def _resized(out: Tensor, logits: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """An output in the shape of the logits, in every way that it may have been resized; whether it is exact."""
+    """Yield an output in the shape of the logits, for each way of resizing, and whether that is exact."""
     if out.numel() == logits.numel():
         yield out.reshape(logits.shape), True
         return
@@ -86,7 +86,7 @@ def explain(model: nn.Module, run: Callable[[], Any], calls: list[Call], logits:
 
 
 def _probabilities(calls: list[Call], logits: Tensor) -> str:
-    """Say that a softmax or sigmoid follows one of the layers; nothing if none does."""
+    """Say that a softmax or sigmoid follows one of the layers; "" if none does."""
     if not bool(((logits >= 0) & (logits <= 1)).all()):
         return ""
     if any(makes_logits(out, logits.log()) for *_, out in calls):
@@ -98,7 +98,7 @@ def _probabilities(calls: list[Call], logits: Tensor) -> str:
 
 
 def _combined(calls: list[Call], logits: Tensor) -> str:
-    """Say how the logits come from one of the layers, or from two; nothing if that cannot be seen."""
+    """Say how the logits come from one of the layers, or from two; "" if that cannot be seen."""
     for path, layer, inp, out in reversed(calls):
         if makes_logits(out, logits):
             return _unusable(path, layer, inp, out, logits)
@@ -155,7 +155,7 @@ def _cosine(model: nn.Module, run: Callable[[], Any], logits: Tensor) -> bool:
 
 
 def _vectors(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
-    """Run a model: the outputs of its modules that are one vector per image."""
+    """Run a model and return the outputs of its modules that are one vector per image."""
     found: list[Tensor] = []
 
     def note(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
@@ -183,7 +183,7 @@ def refuse_features(model: nn.Module, run: Callable[[], Any], rows: int) -> None
 
 
 def _features(model: nn.Module, run: Callable[[], Any], rows: int) -> str:
-    """Say where features come out of a model; nothing if that cannot be seen."""
+    """Say where features come out of a model; "" if that cannot be seen."""
     answer, calls = _trace(model, run)
     if not isinstance(answer, Tensor) or answer.numel() != rows * answer.shape[1] or not calls:
         return ""
@@ -205,7 +205,7 @@ def _features(model: nn.Module, run: Callable[[], Any], rows: int) -> str:
 
 
 def _trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Step]]:
-    """Run a model: its answer, and the calls of its innermost modules in their order."""
+    """Run a model and return its answer and the calls of its innermost modules, in their order."""
     leaves = {module: path for path, module in model.named_modules() if path and not list(module.children())}
     calls: list[Step] = []
     given: list[Place | None] = []
@@ -228,7 +228,7 @@ def _place(values: Tensor) -> Place:
 
 
 def _before(calls: list[Step]) -> Iterator[nn.Module]:
-    """The layers from the last one backwards, as far as each gets what the one before it gave."""
+    """Yield the layers from the last one backwards, as long as each takes the output of the one before."""
     at = len(calls) - 1
     while at >= 0:
         _, layer, given, *_ = calls[at]

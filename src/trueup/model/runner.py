@@ -32,7 +32,7 @@ LOSS_SCALE = 2.0**12  # in fp16, so that small gradients are not rounded to zero
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """How a model is run. Settings change time, memory and roundings, and nothing else."""
+    """Settings for running a model; they change time, memory and roundings, and nothing else."""
 
     precision: str = "float32"
     """"float32" (the model's own, with autocast as it is set outside), "bf16" or "fp16" (autocast), or "auto"."""
