@@ -170,8 +170,8 @@ ROWS = [
     (
         "steps: the host waits twice",
         "Adapter._update",
-        "self._watch is None and devices.waits(size) and decides(optimizer)",
-        "self._watch is None and False",
+        "monitor is None and left_to_device(optimizer, norm)",
+        "monitor is None and False",
         "test_waiting test_steps",
     ),
     ("flow: a bad first batch on a device", "probe", "check_values(x)", "", "test_steps"),

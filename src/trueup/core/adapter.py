@@ -21,7 +21,7 @@ from trueup.core.undo import all_or_nothing, serialized
 from trueup.guard.config import last_numbers
 from trueup.guard.marks import Decision
 from trueup.model.split_model import Output
-from trueup.model.steps import backward, decides, step_if_finite
+from trueup.model.steps import backward, left_to_device, step_if_finite
 from trueup.norm.robust import LEAST
 
 
@@ -135,7 +135,7 @@ class Adapter(AdapterBase):
         self.expect_update()
         decisions: list[Decision] = []
         norm = torch.nn.utils.get_total_norm([loss.detach(), *(p.grad for p in parameters if p.grad is not None)])
-        if monitor is None and norm.device.type != "cpu" and decides(optimizer):
+        if monitor is None and left_to_device(optimizer, norm):
             self.net.runner.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
         elif not bool(norm.isfinite()):
             self.net.runner.steps.left_out()

@@ -62,7 +62,6 @@ class AdapterBase(nn.Module):
         # The model, and everything that adapting changes.
         source = copy_model(model).requires_grad_(False)
         self.net = SplitModel(source, output=output, norm=method.norm, multilabel=multilabel, normalization=pixels)
-        self.training = False
         self.net.use(engine or RunSettings())
         check_effect(model, method)
         self.state = nn.Module()
@@ -80,7 +79,7 @@ class AdapterBase(nn.Module):
         self.undo: Undo | None = None
         self.autosave: Autosave | None = None
         # Switches and observers, of which no file keeps a record.
-        self.prepared = self.paused = False
+        self.prepared = self.paused = self.training = False
         self.lock, self.scratch, self.digest = CallLock(), Scratch(), ""
         self._warned: set[str] = set()
         if example is not None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from trueup import devices
+
 log = logging.getLogger("trueup")
 
 
@@ -60,6 +62,11 @@ def decides(optimizer: torch.optim.Optimizer) -> bool:
     # Fused SGD can, too, but leaves the momentum of a first step that it left out without a value.
     groups = optimizer.param_groups
     return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and all(g.get("fused") for g in groups)
+
+
+def left_to_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
+    """Return whether the device should check the gradient's norm, so that the host need not wait for it."""
+    return devices.waits(norm) and decides(optimizer)
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer, size: Tensor) -> Tensor:
