@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import counts
 import mutants
 import pytest
 
@@ -26,7 +27,7 @@ ALLOWED = {
     "finite": "",
     # What the flow is made of.
     "norm": "finite hooks",
-    "guard": "finite hooks validate norm core",
+    "guard": "finite hooks validate norm",
     "memory": "devices",
     "model": "devices finite hooks norm validate views",
     # The flow, and the methods that run in it.
@@ -90,6 +91,13 @@ def test_files_fit_in_the_head(path: Path) -> None:
             assert node.end_lineno - node.lineno < 45, f"{node.name} is long"
             assert node.name.startswith("_") or ast.get_docstring(node), f"{node.name} has no docstring"
     assert ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+def test_modules_keep_to_themselves() -> None:
+    assert len(counts.reach_ins()) <= 10
+    assert len(counts.imported_by("core/adapter.py")) <= 12
+    assert counts.repeated_names() == {}
+    assert len(counts.attributes_of_split_model()) <= 10
 
 
 def test_dim_is_always_named() -> None:

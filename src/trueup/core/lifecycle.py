@@ -40,6 +40,28 @@ log = logging.getLogger("trueup")
 class AdapterBase(nn.Module):
     """What an adapter is made of, and everything it can do apart from taking a batch."""
 
+    method: Method
+    hooks: Method | PerLabel
+    """The method, or one for each label of a multi-label model."""
+    task: str | None
+    net: SplitModel
+    state: nn.Module
+    """What the method remembers."""
+    optimizer: torch.optim.Optimizer | None
+    monitor: Monitor | None
+    fresh: AdapterState | None
+    """The state before the first batch; None until a batch or a file shows what the model is."""
+    kept: list[AdapterState]
+    """The last good states, the older first; the guard says when to keep one."""
+    last_numbers: dict[str, Tensor]
+    """Numbers of the last batch, without a guard."""
+    undo: Undo | None
+    autosave: Autosave | None
+    forward_observers: list[Callable[[SplitModel, Output], None]]
+    """Called after each forward pass, before the network learns from the batch."""
+    answer_observers: list[Callable[[SplitModel, Output, Tensor], None]]
+    """Called after each prediction with the pass that it comes from; the network may have learnt by then."""
+
     def __init__(
         self, model: nn.Module, method: Method, *, head: str | None = None,
         output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
@@ -54,36 +76,20 @@ class AdapterBase(nn.Module):
         check_int("seed", seed, 0)
         check_int("every", every, 1)
         check_bool("multilabel", multilabel)
-        # Settings.
         self.method, self.given, self.multilabel, self.head_name, self.every = method, given, multilabel, head, every
-        self.hooks: Method | PerLabel = method
-        self.task: str | None = None
+        self.hooks, self.task = method, None
         self.flags = {name: p.requires_grad for name, p in model.named_parameters()}
-        # The model, and everything that adapting changes.
         source = copy_model(model).requires_grad_(False)
         self.net = SplitModel(source, output=output, norm=method.norm, multilabel=multilabel, normalization=pixels)
         self.net.use(engine or RunSettings())
         check_effect(model, method)
-        self.state = nn.Module()
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.random = RandomStream(seed)
+        self.state, self.optimizer, self.random = nn.Module(), None, RandomStream(seed)
         self.monitor = None if guard is None else Monitor(guard)
         self.batches = self.images = 0
-        self.last_numbers: dict[str, Tensor] = {}
-        """Numbers of the last batch, without a guard."""
-        # States to return to.
-        self.fresh: AdapterState | None = None
-        """The state before the first batch; None until a batch or a file shows what the model is."""
-        self.kept: list[AdapterState] = []
-        """The last good states, the older first; the guard says when to keep one."""
-        self.undo: Undo | None = None
-        self.autosave: Autosave | None = None
-        # Switches and observers, of which no file keeps a record.
+        self.fresh, self.kept, self.last_numbers = None, [], {}
+        self.undo = self.autosave = None
         self.prepared = self.paused = self.training = False
-        self.forward_observers: list[Callable[[SplitModel, Output], None]] = []
-        """Called after each forward pass, before the network learns from the batch."""
-        self.answer_observers: list[Callable[[SplitModel, Output, Tensor], None]] = []
-        """Called after each prediction with the pass that it comes from; the network may have learnt by then."""
+        self.forward_observers, self.answer_observers = [], []
         self.lock, self.scratch, self.digest = CallLock(), Scratch(), ""
         self._warned: set[str] = set()
         if example is not None:

@@ -148,7 +148,7 @@ def biased_moments(x: Tensor) -> Moments:
     return mean, variance
 
 
-def mixed(own: Moments, batch: Moments, part: float) -> Moments:
+def mix_moments(own: Moments, batch: Moments, part: float) -> Moments:
     """Move moments a part of the way to those of a batch."""
     mean, variance = own
     return mean.lerp(batch[0].to(mean), part), variance.lerp(batch[1].to(mean), part)

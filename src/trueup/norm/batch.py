@@ -16,7 +16,7 @@ from trueup.norm.base import (
     Statistics,
     batchnorms,
     biased_moments,
-    mixed,
+    mix_moments,
     own_statistics,
     replacing_statistics,
     set_statistics,
@@ -147,7 +147,7 @@ class MixPolicy(BatchPolicy):
 
     def statistics(self, own: Moments, x: Tensor) -> Statistics:
         """Move from the source's statistics towards the batch's."""
-        return mixed(own, biased_moments(x), self.part(len(x)))
+        return mix_moments(own, biased_moments(x), self.part(len(x)))
 
     def part(self, images: int) -> float:
         """Return the part of a batch of so many images."""

@@ -29,7 +29,9 @@ class EmaPolicy(base.NormPolicy):
             if self.seen is None:
                 return own
             before = self.seen.get(layer, own)
-            now = self.seen[layer] = own if self.few(x) else base.mixed(before, base.biased_moments(x), self.number)
+            now = self.seen[layer] = (
+                own if self.few(x) else base.mix_moments(before, base.biased_moments(x), self.number)
+            )
             return now
 
         return base.replacing_statistics(model, choose)
