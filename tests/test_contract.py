@@ -23,8 +23,6 @@ EXPECTED_FAILURES = {
     ("memo", "normalisation"): "each image starts at the source, so no statistics are ever kept",
     ("memo", "only_selected_change"): "after each image the weights are the source's again",
     ("note", "normalisation"): "where an update comes inside a batch its two parts are taken in turn, each with a move",
-    ("note", "episodic_forgets"): "a batch that is taken in parts is forgotten after each of them, not as a whole",
-    ("rotta", "episodic_forgets"): "a batch that is taken in parts is forgotten after each of them, not as a whole",
     ("rotta", "normalisation"): "its statistics move to those of its memory, once in 64 images",
     ("cotta", "lr_zero_is_the_plain_forward"): "the answer is the mean over views where the source is unsure",
     ("cotta", "permutation"): "views are drawn at random, and others when the order is another",

@@ -59,16 +59,16 @@ class Adapter(AdapterBase):
         with self.random.drawing(x.device):
             while len(x):
                 n = self._rows(len(x))
-                answers.append(self._take(x if n == len(x) else x[:n]))
+                answers.append(self._take(x[:n], last=n == len(x)))
                 x = x[n:]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
-    def _take(self, x: Tensor) -> Tensor:
-        """Predict, observe, step, clean up, answer."""
+    def _take(self, x: Tensor, *, last: bool) -> Tensor:
+        """Predict, observe, step, clean up, answer; `last` if no other part of the batch follows."""
         net, learns = self.net, self._learns
         # With robust statistics the first pass answers; learning is a second pass with the statistics of the batch.
         two_passes = self.optimizer is not None and net.policy.two_passes
-        starts_afresh = self.method.episodic
+        starts_afresh = self.method.episodic and last
         # The policy holds until after backward, for models that recompute their activations there.
         with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes), net.active(len(x)):
             with nullcontext() if learns else net.frozen_statistics():
