@@ -52,7 +52,7 @@ def engines(batch: int, size: int, rounds: int) -> list[dict[str, Any]]:
     model, example = torchvision.models.resnet50(weights=None), torch.randn(batch, 3, size, size)
     adapters = {name: trueup.adapt(model, "tsd", per_class=5, example=example, **way) for name, way in ENGINES.items()}
     rows = _rows("TSD step", dict(adapters), "float32", rounds, lambda: torch.randn(batch, 3, size, size))
-    engine = adapters["auto"].net.engine
+    engine = adapters["auto"].net.runner.settings
     rows[-1]["chosen"] = f"{engine.precision}{', channels last' if engine.channels_last else ''}"
     return rows
 

@@ -11,8 +11,8 @@ ROWS = [
     (
         "model: activations recomputed with other statistics",
         "Adapter._take",
-        "with torch.set_grad_enabled(self._optimizer is not None and learns and (not twice)), net.normalizing(len(x)): ...",
-        "with torch.set_grad_enabled(self._optimizer is not None and learns and (not twice)): ...",
+        "with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes), net.active(len(x)): ...",
+        "with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes): ...",
         "test_odd_models",
     ),
     (
@@ -166,12 +166,12 @@ ROWS = [
     ("engine: a scale that never shrinks", "Steps.scale", "usual * 0.25**self.shrunk", "usual", "test_runner"),
     ("caches: teachers keep theirs", "look_for_caches", "networks(adapter)", "networks(adapter)[:1]", "test_caches"),
     ("steps: a device never leaves one out", "step_if_finite", "~size.isfinite()", "size != size", "test_steps"),
-    ("steps: those left out are counted", "Steps._learn", "self._count -= int(held)", "", "test_steps"),
+    ("steps: those left out are counted", "Steps._read", "self._count -= int(held)", "", "test_steps"),
     (
         "steps: the host waits twice",
         "Adapter._update",
-        "self._watch is None and devices.waits(size) and decides(optimizer)",
-        "self._watch is None and False",
+        "monitor is None and left_to_device(optimizer, norm)",
+        "monitor is None and False",
         "test_waiting test_steps",
     ),
     ("flow: a bad first batch on a device", "probe", "check_values(x)", "", "test_steps"),
@@ -193,8 +193,8 @@ ROWS = [
     (
         "calls: teachers are called otherwise",
         "calling",
-        "for net in networks(adapter):\n    net.signature = x.signature",
-        "for net in networks(adapter)[:1]:\n    net.signature = x.signature",
+        "for net in networks(adapter):\n    net.runner.signature = x.signature",
+        "for net in networks(adapter)[:1]:\n    net.runner.signature = x.signature",
         "test_calls",
     ),
     (

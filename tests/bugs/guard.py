@@ -75,8 +75,8 @@ ROWS = [
     (
         "caches: the source answers with what was learnt",
         "source_logits",
-        "adapter.net.plain()",
-        "adapter.net.model",
+        "net.runner.without_caches()",
+        "net.model",
         "test_caches",
     ),
     (

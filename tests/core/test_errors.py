@@ -11,8 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 import trueup
-from trueup.model.failures import raised_by_model
-from trueup.model.heads import HeadNotFoundError
+from trueup.model.heads import HeadNotFoundError, raised_by_model
 from trueup.testing import convnet, images
 
 X = images(16, seed=0, shift=1.0)[0]

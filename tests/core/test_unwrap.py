@@ -16,8 +16,9 @@ import trueup
 from trueup.core import files
 from trueup.core.adapter import Adapter
 from trueup.core.state import AdapterState
-from trueup.norm import used_statistics
-from trueup.norm.used_statistics import UsedStatistics, batch_moments
+from trueup.norm import batch
+from trueup.norm.batch import BatchPolicy, batch_moments
+from trueup.norm.policy import make_policy
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
 
@@ -163,33 +164,37 @@ def test_single_images_keep_the_statistics_of_layers_that_see_one_value() -> Non
         assert torch.equal(plain.get_buffer(name), model.get_buffer(name))
     counts = np.array([0.9 ** (i / 64) for i in reversed(range(2 * len(xs)))])
     policy = adapter.net.policy
-    assert isinstance(policy, UsedStatistics)
+    assert isinstance(policy, BatchPolicy)
     np.testing.assert_allclose(policy.images[:3].numpy(), counts.sum(), rtol=1e-12)
 
 
 def test_channels_that_are_not_finite_are_left_as_they_were() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3)).double()
-    layer, used = model[0], UsedStatistics(model)
+    layer, used = model[0], make_policy("batch")
+    assert isinstance(used, BatchPolicy)
+    used.restart(model, classes=None, dense=False)
     assert isinstance(layer, nn.BatchNorm1d)
     one, nan, inf = torch.ones(3).double(), float("nan"), float("inf")
-    used.add([layer], [(layer, torch.tensor([1.0, nan, 2.0]).double(), torch.tensor([4.0, 4.0, inf]).double(), 10)])
+    used.remember(
+        model, {layer: [(torch.tensor([1.0, nan, 2.0]).double(), torch.tensor([4.0, 4.0, inf]).double(), 10)]}
+    )
     found = used.by_name(model)
     assert found["0.running_mean"].tolist() == [1.0, 0.0, 0.0]  # the layer's own where nothing was seen
     assert found["0.running_var"].tolist() == [4.0, 1.0, 1.0]
-    used.add([layer], [(layer, 3 * one, one, 10)])
+    used.remember(model, {layer: [(3 * one, one, 10)]})
     found = used.by_name(model)
     assert found["0.running_mean"][1:].tolist() == [3.0, 3.0]
     assert found["0.running_var"][1:].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("part", [64, used_statistics.PART])
+@pytest.mark.parametrize("part", [64, batch.PART])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_batch_moments_are_exact_far_from_zero(
     part: int, last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts or at once, in any layout; the mean of squares less the squared mean would be far off."""
-    monkeypatch.setattr(used_statistics, "PART", part)
+    monkeypatch.setattr(batch, "PART", part)
     x = torch.randn(9, 4, 5, 5, generator=torch.Generator().manual_seed(0)) + 1000.0 * torch.arange(4).view(1, 4, 1, 1)
     x = x.to(dtype).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     mean, variance = batch_moments(x)
@@ -203,9 +208,9 @@ def test_batch_moments_are_exact_far_from_zero(
 @pytest.mark.parametrize("method", ["bn", "tent", "bn-prior", "tsd"])
 def test_the_record_is_no_part_of_the_answers(method: str) -> None:
     recording, silent = (trueup.adapt(convnet(), method, example=XS[0]) for _ in range(2))
-    silent.net.policy = nn.Module()
+    silent.net.policy.frozen = True
     assert same(play(recording, XS), play(silent, XS))
-    assert isinstance(recording.net.policy, UsedStatistics)
+    assert isinstance(recording.net.policy, BatchPolicy)
     assert not recording.net.policy.empty
 
 
@@ -417,7 +422,7 @@ def test_a_compiled_model_says_that_it_has_no_moments(caplog: pytest.LogCaptureF
     model = convnet()
     adapter = trueup.adapt(model, "bn")
     adapter(XS[3])
-    adapter.net.engine = replace(adapter.net.engine, compile=True)
+    adapter.net.runner.settings = replace(adapter.net.runner.settings, compile=True)
     with caplog.at_level(logging.WARNING, "trueup"):
         plain = adapter.unwrap()
     assert "without compile=True" in caplog.text

@@ -104,7 +104,7 @@ def test_nothing_of_a_call_is_kept() -> None:
     expected = adapter(pixel_values=XS[1])
     assert torch.equal(twin(pixel_values=XS[1]), expected)
     assert torch.equal(copied(pixel_values=XS[1]), expected)
-    assert all(net.signature is None for net in (adapter.net, adapter.state.teacher))
+    assert all(net.runner.signature is None for net in (adapter.net, adapter.state.teacher))
 
 
 def test_values_that_are_no_tensors_are_handed_on() -> None:

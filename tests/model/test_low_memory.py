@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import trueup
 from trueup.model import recompute
-from trueup.model.recompute import blocks_of
+from trueup.model.recompute import find_blocks
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
 
@@ -59,7 +59,7 @@ def kept_bytes(adapter: trueup.Adapter, x: Tensor) -> int:
         return t
 
     out = []
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), adapter.net.normalizing(len(x)):
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), adapter.net.active(len(x)):
         out.append(adapter.net(x).logits)  # held, so that no storage is used twice
     return sum(seen.values())
 
@@ -74,11 +74,11 @@ def test_low_memory_keeps_the_inputs_of_blocks_alone() -> None:
 def test_blocks_are_parts_that_follow_one_another() -> None:
     model = resnet()
     names = {module: name for name, module in model.named_modules()}
-    assert [names[b] for b in blocks_of(model, "fc")] == [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
+    assert [names[b] for b in find_blocks(model, "fc")] == [f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1)]
     vit = torchvision.models.VisionTransformer(32, 16, 3, 2, 8, 16, num_classes=4)
-    assert blocks_of(vit, "heads.head") == list(vit.encoder.layers)
+    assert find_blocks(vit, "heads.head") == list(vit.encoder.layers)
     inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    assert blocks_of(nn.Sequential(inner, nn.Linear(4, 2)), "1") == []  # layers alone: nothing lies between them
+    assert find_blocks(nn.Sequential(inner, nn.Linear(4, 2)), "1") == []  # layers alone: nothing lies between them
 
 
 def test_the_block_with_the_head_is_left_alone() -> None:
@@ -92,7 +92,7 @@ def test_the_block_with_the_head_is_left_alone() -> None:
             return out
 
     model = nn.Sequential(Last(), Last())
-    assert blocks_of(model, "1.fc") == [model[0]]
+    assert find_blocks(model, "1.fc") == [model[0]]
 
 
 @pytest.mark.parametrize("method", ["tsd", "t3a"])
@@ -198,10 +198,10 @@ def test_there_is_something_to_save(name: str, most: float) -> None:
 
 def test_a_block_that_writes_keeps_its_activations_and_no_other() -> None:
     _, low = pair(model := made(Writer(), Block()), example=SMALL[0])
-    before = [type(b).__name__ for b in blocks_of(low.net.model, low.net.head)]
+    before = [type(b).__name__ for b in find_blocks(low.net.model, low.net.head)]
     assert before == ["Writer", "Block"]
     low(SMALL[0])
-    assert [type(b).__name__ for b in low.net._fitness.unfit] == ["Writer"]
+    assert [type(b).__name__ for b in low.net.runner.blocks.unfit] == ["Writer"]
     assert not any("forward" in vars(module) for module in (*model.modules(), *low.net.modules()))
 
 
@@ -235,14 +235,14 @@ def test_channels_are_last_where_a_model_can_be_run_so(tmp_path: Path) -> None:
     for model, goes in ((resnet(), True), (Viewing(), False)):
         adapter = trueup.adapt(model, "tent", params="all", memory="low")
         play(adapter, SMALL)
-        assert adapter.net.engine.channels_last is goes
+        assert adapter.net.runner.settings.channels_last is goes
         assert layout(adapter) is goes
         adapter.save(tmp_path / "state")
         for example in (None, SMALL[1]):
             later = trueup.adapt(model, "tent", params="all", memory="low", example=example)
             later.load(tmp_path / "state")
             assert difference(adapter, later) == []
-            assert later.net.engine == adapter.net.engine
+            assert later.net.runner.settings == adapter.net.runner.settings
             twin = trueup.adapt(model, "tent", params="all", memory="low")
             twin.load(tmp_path / "state")
             assert same(play(later, SMALL), play(twin, SMALL))
@@ -403,7 +403,7 @@ def test_blocks_may_be_told_by_attributes() -> None:
     usual, low = pair(Told(), lr=1e-2)
     assert same(play(usual, SMALL), play(low, SMALL))
     assert same(weights(usual), weights(low))
-    assert not low.net._fitness.unfit
+    assert not low.net.runner.blocks.unfit
 
 
 def test_an_input_may_be_written_to_afterwards() -> None:
@@ -412,7 +412,7 @@ def test_an_input_may_be_written_to_afterwards() -> None:
     assert same(play(usual, SMALL), play(low, SMALL))
     assert same(weights(usual), weights(low))
     assert usual.updates == len(SMALL)
-    assert len(low.net._fitness.unfit) == 3
+    assert len(low.net.runner.blocks.unfit) == 3
 
 
 def test_the_random_state_of_a_device_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import trueup
 from trueup.core import files
 from trueup.model import autotune as tuning
-from trueup.model.runner import Engine
+from trueup.model.runner import Runner, RunSettings
 from trueup.model.split_model import SplitModel
 from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import difference, play, same
@@ -44,7 +44,8 @@ def test_half_precision_is_near_and_learns(precision: str) -> None:
 
 def test_small_gradients_survive_fp16() -> None:
     """A gradient of about 1e-9 is zero in fp16; the loss is scaled on its way there, and the gradient back."""
-    assert Engine(precision="fp16").scale == 4096
+    half = trueup.adapt(convnet(), "tent", precision="fp16")
+    assert half.net.runner.loss_scale == 4096
     grads = {}
     for precision in ("float32", "fp16"):
         adapter = trueup.adapt(nn.Linear(2, 2).double().float(), "tent", params="all", precision=precision, lr=0.0)
@@ -81,13 +82,13 @@ def test_channels_last_answers_the_same(method: str, tmp_path: Path) -> None:
 class Clock:
     """Seconds go by as the ways say."""
 
-    def __init__(self, cost: Callable[[Engine], float]) -> None:
+    def __init__(self, cost: Callable[[RunSettings], float]) -> None:
         self.cost, self.now = cost, 0.0
 
     def perf_counter(self) -> float:
         return self.now
 
-    def step(self, way: Engine) -> None:
+    def step(self, way: RunSettings) -> None:
         self.now += self.cost(way)
 
 
@@ -107,7 +108,7 @@ def test_the_fastest_way_is_chosen_if_it_is_clearly_faster(
 ) -> None:
     clock = Clock(lambda way: seconds[way.precision, bool(way.channels_last)])
     monkeypatch.setattr(tuning, "time", clock)
-    way = tuning.fastest(Engine(precision="auto", channels_last="auto"), clock.step, torch.device("cpu"))
+    way = tuning.fastest(RunSettings(precision="auto", channels_last="auto"), clock.step, torch.device("cpu"))
     assert (way.precision, way.channels_last) == chosen
     assert not way.open
 
@@ -116,7 +117,7 @@ def test_only_what_is_open_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ways = Clock(lambda way: 1.0), set()
     monkeypatch.setattr(tuning, "time", clock)
     step = lambda way: (ways.add((way.precision, way.channels_last)), clock.step(way))  # noqa: E731
-    tuning.fastest(Engine(precision="bf16", channels_last="auto"), step, torch.device("cpu"))
+    tuning.fastest(RunSettings(precision="bf16", channels_last="auto"), step, torch.device("cpu"))
     assert ways == {("bf16", False), ("bf16", True)}
 
 
@@ -132,17 +133,17 @@ def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 def test_a_saved_state_brings_its_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever is measured on another machine: what goes on is the same, to the bit."""
-    way = Engine(precision="bf16", channels_last=True, measured=("precision", "channels_last"))
-    monkeypatch.setattr(tuning, "measured", lambda *_: way)
+    way = RunSettings(precision="bf16", channels_last=True, measured=("precision", "channels_last"))
+    monkeypatch.setattr(tuning, "fastest", lambda *_: way)
     first = trueup.adapt(convnet(), "tsd", precision="auto", channels_last="auto")
     play(first, XS[:2])
-    assert first.net.engine == way
+    assert first.net.runner.settings == way
     first.save(tmp_path / "state")
-    monkeypatch.setattr(tuning, "measured", lambda *_: Engine())
+    monkeypatch.setattr(tuning, "fastest", lambda *_: RunSettings())
     for example in (None, XS[0]):
         later = trueup.adapt(convnet(), "tsd", precision="auto", channels_last="auto", example=example)
         later.load(tmp_path / "state")
-        assert later.net.engine == way
+        assert later.net.runner.settings == way
         assert same(play(copy.deepcopy(first), XS[2:]), play(later, XS[2:]))
 
 
@@ -171,25 +172,28 @@ def test_a_way_that_a_model_cannot_take_is_not_chosen(half: bool, monkeypatch: p
     monkeypatch.setattr(tuning, "time", clock)
     run = tuning.fastest
     step = lambda way, step: (step(way), tried.append(way), clock.step(way))  # noqa: E731
-    monkeypatch.setattr(tuning, "measured", lambda e, s, d: run(e, lambda way: step(way, s), d))
+    monkeypatch.setattr(tuning, "fastest", lambda e, s, d: run(e, lambda way: step(way, s), d))
     adapter = trueup.adapt(model, "tent", params="all", precision="auto", channels_last="auto", example=x)
     assert {(way.precision, way.channels_last) for way in tried} == {("float32", False), ("bf16", False)} - (
         set() if half else {("bf16", False)}
     )
-    assert (adapter.net.engine.precision, adapter.net.engine.channels_last) == ("bf16" if half else "float32", False)
+    assert (adapter.net.runner.settings.precision, adapter.net.runner.settings.channels_last) == (
+        "bf16" if half else "float32",
+        False,
+    )
 
 
 def test_each_way_is_measured_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one way has moved must not stay so for the next."""
     seen: list[tuple[bool | str | None, bool]] = []
-    forward = SplitModel._run
+    run = Runner.run
 
-    def run(net: SplitModel, x: Tensor) -> Any:
-        conv = next(m for m in net.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 1)
-        seen.append((net.engine.channels_last, conv.weight.is_contiguous(memory_format=torch.channels_last)))
-        return forward(net, x)
+    def spy(runner: Runner, *args: Any) -> Any:
+        conv = next(m for m in runner.model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 1)
+        seen.append((runner.settings.channels_last, conv.weight.is_contiguous(memory_format=torch.channels_last)))
+        return run(runner, *args)
 
-    monkeypatch.setattr(SplitModel, "_run", run)
+    monkeypatch.setattr(Runner, "run", spy)
     trueup.adapt(convnet(), "tent", channels_last="auto", example=XS[0])
     assert set(seen) == {(False, False), (True, True)}
 
@@ -203,7 +207,7 @@ def test_a_loaded_choice_is_that_of_all_networks(
     """The weights and those of teachers go where the file says, whatever was chosen here before."""
 
     def fresh(last: bool) -> trueup.Adapter:
-        monkeypatch.setattr(tuning, "measured", lambda e, *_: replace(e, precision="float32", channels_last=last))
+        monkeypatch.setattr(tuning, "fastest", lambda e, *_: replace(e, precision="float32", channels_last=last))
         hyper = {"views": 2, "chunk": 32} if method == "cotta" else {}
         return trueup.adapt(convnet(), method, channels_last="auto", example=XS[0], **hyper)
 
@@ -215,7 +219,7 @@ def test_a_loaded_choice_is_that_of_all_networks(
     assert len(nets) >= (1 if method == "tsd" else 3)
     for net in nets:
         conv = next(m for m in net.model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 1)
-        assert net.engine.channels_last is theirs
+        assert net.runner.settings.channels_last is theirs
         assert conv.weight.is_contiguous(memory_format=torch.channels_last) is theirs
     assert same(play(first, XS[2:]), play(later, XS[2:]))
 
@@ -227,7 +231,7 @@ def test_what_was_said_stays_so(tmp_path: Path) -> None:
     first.save(tmp_path / "state")
     later = trueup.adapt(convnet(), "tent", precision="auto", channels_last=True)
     later.load(tmp_path / "state")
-    assert later.net.engine.channels_last is True
+    assert later.net.runner.settings.channels_last is True
 
 
 def test_a_file_must_say_how_its_model_ran(tmp_path: Path) -> None:
@@ -300,16 +304,16 @@ def test_a_scale_that_is_too_large_shrinks(tmp_path: Path) -> None:
 
     adapter = fresh()
     play(adapter, [x] * 6)
-    shrunk = adapter.net.steps.shrunk
+    shrunk = adapter.net.runner.steps.shrunk
     assert adapter.updates == 6 - shrunk < 6
-    assert adapter.net.scale == 4096 / 4**shrunk > 1
+    assert adapter.net.runner.loss_scale == 4096 / 4**shrunk > 1
     adapter.save(tmp_path / "state")
     later = fresh()
     later.load(tmp_path / "state")
-    assert later.net.scale == adapter.net.scale
+    assert later.net.runner.loss_scale == adapter.net.runner.loss_scale
     assert same(play(adapter, [x] * 2), play(later, [x] * 2))
     adapter.reset()
-    assert adapter.net.scale == 4096
+    assert adapter.net.runner.loss_scale == 4096
     assert same(play(adapter, [x] * 6), play(fresh(), [x] * 6))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Info
 from trueup.losses import entropy
-from trueup.model.sam import backward
 from trueup.model.split_model import Output, SplitModel
+from trueup.model.steps import backward
 from trueup.testing import convnet, images
 
 X = images(12, seed=0, shift=1.0)[0].double()

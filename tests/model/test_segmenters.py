@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.model.split_model import SplitModel
-from trueup.norm.policy import applying_policy
+from trueup.norm.policy import make_policy
 from trueup.testing import scenes, segnet
 
 torchvision_segmenters = torchvision.models.segmentation
@@ -61,7 +61,9 @@ def test_tsd_takes_it(name: str, multilabel: bool) -> None:
     model = make().eval()
     x = torch.randn(3, 3, 64, 64)
     adapter = trueup.adapt(model, "tsd", multilabel=multilabel)
-    with torch.no_grad(), applying_policy(model, "batch", update=False, fewest=16):
+    policy = make_policy("batch")
+    policy.restart(model, classes=None, dense=True)
+    with torch.no_grad(), policy.active(model):
         plain = model(x)
     plain = plain["out"] if isinstance(plain, dict) else plain
     torch.testing.assert_close(adapter(x), plain, rtol=1e-4, atol=1e-5)
@@ -123,15 +125,17 @@ def test_few_values_keep_the_source_statistics() -> None:
     """A segmenter's pooled branch sees one value per image: below 16 images the source's statistics serve."""
     layer = nn.BatchNorm2d(4).eval()
     layer.running_mean.fill_(3.0)
+    policy = make_policy("batch")
+    policy.restart(layer, classes=None, dense=True)
     for n, own in ((2, True), (15, True), (16, False)):
         x = torch.randn(n, 4, 1, 1)
-        with applying_policy(layer, "batch", update=False, fewest=16):
+        with policy.active(layer):
             found = layer(x)
         expected = (x - 3) / (1 + 1e-5) ** 0.5 if own else F.batch_norm(x, None, None, training=True)
         torch.testing.assert_close(found, expected)
     dense = trueup.adapt(segnet(), "bn", example=scenes(2, seed=0)[0])
-    assert dense.net.fewest == 16
-    assert trueup.adapt(nn.Linear(4, 3), "bn", example=torch.randn(2, 4)).net.fewest == 2
+    assert dense.net.policy.fewest == 16
+    assert trueup.adapt(nn.Linear(4, 3), "bn", example=torch.randn(2, 4)).net.policy.fewest == 2
 
 
 def test_pooled_branch_of_deeplab_keeps_its_statistics() -> None:

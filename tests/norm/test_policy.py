@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.norm.policy import applying_policy
+from trueup.norm.policy import make_policy
 from trueup.testing import convnet, images
 
 X = images(16, seed=0, shift=1.0)[0]
@@ -21,7 +21,7 @@ def test_buffers_are_back_also_after_an_exception(policy: str) -> None:
     before, objects = buffers(model), [id(b) for b in model.buffers()]
 
     def fail() -> None:
-        with applying_policy(model, policy, update=True):
+        with make_policy(policy).forward_pass(model, update=True):
             model(X)
             raise KeyError
 
@@ -33,15 +33,15 @@ def test_buffers_are_back_also_after_an_exception(policy: str) -> None:
 
 
 def test_reading_uses_the_estimates_as_they_stand() -> None:
-    model = convnet()
+    model, policy = convnet(), make_policy("ema")
     source, before = model(X).detach(), buffers(model)
-    with torch.no_grad(), applying_policy(model, "ema", update=False):
+    with torch.no_grad(), policy.forward_pass(model, update=False):
         assert torch.equal(model(X), source)
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
-    with torch.no_grad(), applying_policy(model, "ema", update=True):
+    with torch.no_grad(), policy.forward_pass(model, update=True):
         moved = model(X)
     assert not torch.equal(before[0], model.bn0.running_mean)
-    with torch.no_grad(), applying_policy(model, "ema", update=False):
+    with torch.no_grad(), policy.forward_pass(model, update=False):
         torch.testing.assert_close(model(X), moved)
 
 
@@ -67,7 +67,7 @@ def test_unwrap_keeps_the_estimates() -> None:
         adapter(X)
     plain = adapter.unwrap()
     with torch.no_grad(), adapter.net.frozen_statistics():
-        adapter.net.norm = "source"
+        adapter.net.policy = make_policy("source")
         assert torch.equal(plain(X), adapter.net(X).logits)
 
 

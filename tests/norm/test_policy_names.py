@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.norm.instance import RATE
-from trueup.norm.policy import NUMBERS, policy_of
+from trueup.norm.policy import NUMBERS, parse_norm
 from trueup.testing import convnet, images
 
 X = images(6, seed=3, shift=1.0)[0].double()
@@ -122,8 +122,8 @@ def test_a_policy_that_is_none_is_refused(norm: Any) -> None:
 
 
 def test_numbers_that_policies_have() -> None:
-    assert {name: policy_of(name) for name in NUMBERS} == {name: (name, value) for name, value in NUMBERS.items()}
-    assert policy_of("mix:0.25") == ("mix", 0.25)
+    assert {name: parse_norm(name) for name in NUMBERS} == {name: (name, value) for name, value in NUMBERS.items()}
+    assert parse_norm("mix:0.25") == ("mix", 0.25)
 
 
 def test_single_images_keep_the_sources_middle() -> None:

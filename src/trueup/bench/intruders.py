@@ -18,7 +18,7 @@ from trueup.core.registry import make_method
 from trueup.data.loading import Loader
 from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model
-from trueup.norm.policy import applying_policy
+from trueup.norm.policy import make_policy
 
 Indices = NDArray[np.int64]
 ONCE = ("nan", "huge")  # one row in the whole stream
@@ -226,7 +226,7 @@ def craft_attack(model: nn.Module, x: Tensor, count: int, rng: np.random.Generat
     rows = start.clone()
     for _ in range(STEPS):
         rows.requires_grad_(True)
-        with torch.enable_grad(), applying_policy(model, "batch", update=False):
+        with torch.enable_grad(), make_policy("batch").active(model):
             answers = _logits(model, torch.cat([mates, rows]))
             gain = -CONFIDENCE * F.cross_entropy(answers[len(mates) :], wrong)
             if len(mates):

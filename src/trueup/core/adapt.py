@@ -14,7 +14,7 @@ from trueup.core.presets import with_preset
 from trueup.core.registry import get_method, make_method
 from trueup.guard.config import Guard
 from trueup.guard.drift_alarm import Shift
-from trueup.model.runner import Engine
+from trueup.model.runner import RunSettings
 from trueup.views import make_normalization
 
 
@@ -59,7 +59,8 @@ def adapt(
     return Adapter(
         model, method, guard=_usual_guard(method) if guard is True else guard or None, head=head, output=output,
         example=example, multilabel=multilabel, seed=seed, given=given, pixels=make_normalization(mean, std),
-        engine=Engine(precision=precision, channels_last=channels_last, compile=compile, memory=memory), every=every,
+        engine=RunSettings(precision=precision, channels_last=channels_last, compile=compile, memory=memory),
+        every=every,
     )  # fmt: skip
 
 

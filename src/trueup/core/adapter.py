@@ -19,9 +19,8 @@ from trueup.core.method import GradientMethod
 from trueup.core.state import AdapterState
 from trueup.core.undo import all_or_nothing, serialized
 from trueup.guard.marks import Decision
-from trueup.model.sam import backward
 from trueup.model.split_model import Output
-from trueup.model.steps import decides, step_if_finite
+from trueup.model.steps import backward, left_to_device, step_if_finite
 from trueup.norm.robust import LEAST
 
 
@@ -68,18 +67,18 @@ class Adapter(AdapterBase):
         """Predict, observe, step, clean up, answer."""
         net, learns = self.net, self._learns
         # With robust statistics the first pass answers; learning is a second pass with the statistics of the batch.
-        two_passes = self.optimizer is not None and net.twice
+        two_passes = self.optimizer is not None and net.policy.two_passes
         starts_afresh = self.method.episodic
         # The policy holds until after backward, for models that recompute their activations there.
-        with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes), net.normalizing(len(x)):
+        with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes), net.active(len(x)):
             with nullcontext() if learns else net.frozen_statistics():
                 out = self._forward(x)
             if learns and not two_passes:
                 starts_afresh |= self._learn(x, out)
         if learns and two_passes:
-            inliers = x[net.inlier_rows(len(x))]
+            inliers = x[net.policy.inlier_rows(len(x))]
             if len(inliers) >= (1 if self.method.many_views else LEAST):
-                with torch.enable_grad(), net.learning(), net.normalizing(len(inliers)):
+                with torch.enable_grad(), net.active(len(inliers), learning=True):
                     starts_afresh |= self._learn(inliers, self._forward(inliers))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
@@ -133,21 +132,23 @@ class Adapter(AdapterBase):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if self.method.radius > 0:
             self.expect_update()  # the parameters move before the step
-        loss = backward(loss, parameters, self.method.radius, partial(self._second_loss, out), self.net.scale)
+        loss = backward(
+            loss, parameters, self.method.radius, partial(self._second_loss, out), self.net.runner.loss_scale
+        )
         if loss is None:
             optimizer.zero_grad(set_to_none=True)
             return []
         self.expect_update()
         decisions: list[Decision] = []
         norm = torch.nn.utils.get_total_norm([loss.detach(), *(p.grad for p in parameters if p.grad is not None)])
-        if monitor is None and norm.device.type != "cpu" and decides(optimizer):
-            self.net.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
+        if monitor is None and left_to_device(optimizer, norm):
+            self.net.runner.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
         elif not bool(norm.isfinite()):
-            self.net.steps.left_out()
+            self.net.runner.steps.left_out()
             decisions = [] if monitor is None else monitor.gradient_failed()
         elif monitor is None or not monitor.refuses(float(loss.detach()), float(norm)):
             optimizer.step()
-            self.net.steps.taken()
+            self.net.runner.steps.taken()
             if monitor is not None:
                 moved = torch.nn.utils.get_total_norm([p.detach() for p in parameters])
                 decisions = monitor.step_taken(finite=bool(moved.isfinite()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +16,12 @@ from trueup.core.registry import for_task
 from trueup.core.state import AdapterState, Progress
 from trueup.finite import check_values
 from trueup.model.autotune import autotune
+from trueup.model.caches import Caches, held_tensors
 from trueup.model.calls import Batch
 from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model, look_for_head
 from trueup.model.inputs import check_logits
-from trueup.norm.used_statistics import batchnorms
+from trueup.norm.base import batchnorms
 
 if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
@@ -45,7 +45,7 @@ def build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: T
 @contextmanager
 def restored_on_error(adapter: AdapterBase) -> Iterator[None]:
     """Put back the attributes of an adapter and its network if the block raises."""
-    parts = [vars(adapter), adapter._modules, vars(adapter.net), adapter.net._modules]
+    parts = [vars(adapter), adapter._modules, *adapter.net.registries()]
     before = [dict(part) for part in parts]
     try:
         yield
@@ -66,7 +66,7 @@ def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: 
     net.model.requires_grad_(False)
     for p in selected.values():
         p.requires_grad_(True)
-    if x is not None and net.engine.open:
+    if x is not None and net.runner.settings.open:
         with adapter.random.drawing(x.device):
             net.use(autotune(net, x, learns=bool(selected)))
     if adapter.monitor is not None:
@@ -83,11 +83,21 @@ def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
     net, method = adapter.net, adapter.method
     strict, least = "head" in method.info.needs, 1 if adapter.multilabel else 2
     needed = strict or getattr(method, "params", None) in ("head", "backbone")
+    copies: list[tuple[nn.Module, dict[int, Tensor]]] = []
+
+    def fresh() -> nn.Module:
+        model = copy_model(net.model)
+        copies.append((model, held_tensors(model)))
+        return model
+
     with adapter.random.drawing(x.device), torch.no_grad():
-        fresh = partial(copy_model, net.model)
-        head, logits = look_for_head(fresh, x, adapter.head_name, net.output, least, strict=strict, needed=needed)
+        head, logits = look_for_head(
+            fresh, x, adapter.head_name, net.runner.output, least, strict=strict, needed=needed
+        )
         if isinstance(x, Batch) and x.others and len(x) > 2:
-            _check_rows(fresh(), x, logits, net.output)
+            _check_rows(fresh(), x, logits, net.runner.output)
+    if all(held_tensors(model).keys() == before.keys() for model, before in copies):
+        net.runner.caches = Caches()  # a search for caches would find none
     check_logits(logits, multilabel=adapter.multilabel)
     return head, logits.shape[1], "classification" if logits.ndim == 2 else "segmentation"
 
@@ -117,7 +127,7 @@ def prepare(adapter: AdapterBase, batches: Iterable[Any], checked: Callable[[Any
     make_ready(adapter, first)
     assert adapter.fresh is not None
     memory = adapter.make_memory()
-    policy = adapter.net.normalizing(len(first))
+    policy = adapter.net.active(len(first))
     with adapter.random.drawing(first.device), torch.enable_grad(), adapter.net.frozen_statistics(), policy:
         adapter.hooks.prepare(adapter.net, (x for part in ([first], images) for x in part), memory)
     adapter.fresh.memory, adapter.prepared = memory, True

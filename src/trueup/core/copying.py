@@ -33,11 +33,11 @@ def networks(adapter: AdapterBase) -> list[SplitModel]:
 
 def look_for_caches(adapter: AdapterBase, x: Tensor) -> None:
     """Find out, once, what a model that learns keeps of a forward for those that follow."""
-    if adapter.net.caches is None and adapter.optimizer is not None:
+    if adapter.net.runner.caches is None and adapter.optimizer is not None:
         with undisturbed(x.device):
             found = with_few_images(lambda part: find_caches(copy_model(adapter.net.model), part), x)
         for net in networks(adapter):
-            net.caches = found
+            net.runner.caches = found
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def calling(adapter: AdapterBase, x: Tensor) -> Iterator[None]:
     if adapter.method.info.images:  # they would be shown later on
         refuse_parts(x.signature)
     for net in networks(adapter):
-        net.signature = x.signature
+        net.runner.signature = x.signature
     try:
         yield
     finally:
         for net in networks(adapter):  # there may be more of them now
-            net.signature = None
+            net.runner.signature = None
 
 
 def fork(adapter: A) -> A:

@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.model.copy_model import copy_model
 from trueup.model.split_model import SplitModel
-from trueup.norm.policy import policy_of
-from trueup.norm.used_statistics import UsedStatistics
+from trueup.norm.batch import BatchPolicy
+from trueup.norm.instance import InstancePolicy
 from trueup.validate import check_choice
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def plain_copy(adapter: AdapterBase, statistics: str) -> nn.Module:
     """Copy the model that answers and give its BatchNorm layers the statistics of the stream, or the source's."""
     check_choice("statistics", statistics, STATISTICS)
     net = answering_network(adapter)
-    model = copy_model(net.plain())
+    model = copy_model(net.runner.without_caches())
     for name, p in model.named_parameters():
         p.requires_grad_(adapter.flags[name])
     if statistics == "source":
@@ -36,7 +36,7 @@ def plain_copy(adapter: AdapterBase, statistics: str) -> nn.Module:
     if adapter.batches:
         for reason in losses(adapter):
             log.warning("unwrap() loses a part of what %s answered with: %s", adapter.method.info.name, reason)
-    if isinstance(net.policy, UsedStatistics) and not net.engine.compile:
+    if isinstance(net.policy, BatchPolicy) and not net.runner.settings.compile:
         _put(model, net.policy.by_name(net.model))
     return model
 
@@ -53,16 +53,16 @@ def losses(adapter: AdapterBase) -> list[str]:
     found = [method.info.lost] if method.info.lost else []
     if adapter.monitor is not None and adapter.monitor.marks.state == "fallback":
         found.append("the source's weights, which the guard lets answer now; the model is the one that is on trial")
-    if policy_of(net.norm)[0] == "instance":
+    if isinstance(net.policy, InstancePolicy):
         found.append("statistics corrected for each image; the running estimates take their place")
-    if method.episodic and (adapter.optimizer is not None or net.norm != "source"):
+    if method.episodic and (adapter.optimizer is not None or net.policy.norm != "source"):
         found.append("what it took from each batch, which episodic=True forgets; the model is the source")
-    if isinstance(net.policy, UsedStatistics) and net.engine.compile:
+    if isinstance(net.policy, BatchPolicy) and net.runner.settings.compile:
         found.append(
             "the statistics of the batches, of which a compiled model keeps no record; the source's take their place. "
             "Adapt without compile=True to export the model"
         )
-    elif isinstance(net.policy, UsedStatistics) and net.policy.empty and not found:
+    elif isinstance(net.policy, BatchPolicy) and net.policy.empty and not found:
         found.append(
             "the statistics of the batches, as it started afresh after the last of them; the source's take their "
             "place. Call unwrap() after a batch that it goes on from"

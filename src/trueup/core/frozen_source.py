@@ -25,12 +25,12 @@ class Answer(NamedTuple):
 @torch.no_grad()
 def source_logits(net: SplitModel, source: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the answer of a network with the source's weights; nothing changes, nor does the random stream."""
-    model = net.plain()
+    model = net.runner.without_caches()
     buffers = dict(model.named_buffers())
     weights = {name: t.clone() if name in buffers else t for name, t in source.items()}
     with undisturbed(x.device):
         answer = call_model(lambda *args, **kwargs: torch.func.functional_call(model, weights, args, kwargs), x)
-    logits = as_logits(answer, net.output, rows=len(x), least=1 if net.multilabel else 2)
+    logits = as_logits(answer, net.runner.output, rows=len(x), least=1 if net.multilabel else 2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -31,7 +31,7 @@ def answer_good_rows(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Call
         monitor.refuse_all(x.detach().abs().flatten(1).amax(dim=1))
         answers = None
     else:
-        measures = monitor.measures_features and not adapter.net.engine.compile
+        measures = monitor.measures_features and not adapter.net.runner.settings.compile
         watched: AbstractContextManager[SeenMoments] = (
             watching_moments(adapter.net.model) if measures else nullcontext([])
         )
@@ -72,12 +72,12 @@ def _answer_finite(
         adapter.act(monitor.roll_back("the answer was not finite"))
     elif bool(refused.all()):
         return None, refused
-    marks, steps = copy.deepcopy(monitor.marks), dict(vars(adapter.net.steps))
+    marks, steps = copy.deepcopy(monitor.marks), dict(vars(adapter.net.runner.steps))
     try:
         return answer(x[~refused]), refused
     except NotFiniteError:
         monitor.marks = marks  # the rest of the state starts afresh
-        vars(adapter.net.steps).update(steps)
+        vars(adapter.net.runner.steps).update(steps)
         adapter.act(monitor.fall_back("there is no answer that is finite"))
     return source_logits(adapter.net, adapter.source, x[~refused]), refused
 

@@ -38,7 +38,7 @@ def identity(adapter: AdapterBase, method: Method) -> dict[str, Any]:
         "parameters": list(adapter.net.selected),
         "source": adapter.source_digest()[:16],
         "guard": None if adapter.monitor is None else _plain(adapter.monitor.guard),
-        "pixels": None if adapter.net.pixels is None else _plain(adapter.net.pixels),
+        "pixels": None if adapter.net.normalization is None else _plain(adapter.net.normalization),
     }
 
 

@@ -29,7 +29,7 @@ from trueup.guard.monitor import Monitor
 from trueup.model.calls import read_call
 from trueup.model.copy_model import copy_model, kept_tensors
 from trueup.model.inputs import check_input, check_model
-from trueup.model.runner import Engine
+from trueup.model.runner import RunSettings
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_int
 from trueup.views import Normalization
@@ -44,7 +44,7 @@ class AdapterBase(nn.Module):
         self, model: nn.Module, method: Method, *, head: str | None = None,
         output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
         seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
-        pixels: Normalization | None = None, engine: Engine | None = None,
+        pixels: Normalization | None = None, engine: RunSettings | None = None,
     ) -> None:  # fmt: skip
         """given: the hyper-parameters, if the method was made by its name; then it may turn out to be for pixels."""
         super().__init__()
@@ -60,9 +60,9 @@ class AdapterBase(nn.Module):
         self.task: str | None = None
         self.flags = {name: p.requires_grad for name, p in model.named_parameters()}
         # The model, and everything that adapting changes.
-        self.net = SplitModel(copy_model(model).requires_grad_(False), output=output, norm=method.norm)
-        self.net.multilabel, self.net.pixels, self.training = multilabel, pixels, False
-        self.net.use(engine or Engine())
+        source = copy_model(model).requires_grad_(False)
+        self.net = SplitModel(source, output=output, norm=method.norm, multilabel=multilabel, normalization=pixels)
+        self.net.use(engine or RunSettings())
         check_effect(model, method)
         self.state = nn.Module()
         self.optimizer: torch.optim.Optimizer | None = None
@@ -79,7 +79,7 @@ class AdapterBase(nn.Module):
         self.undo: Undo | None = None
         self.autosave: Autosave | None = None
         # Switches and observers, of which no file keeps a record.
-        self.prepared = self.paused = False
+        self.prepared = self.paused = self.training = False
         self.forward_observers: list[Callable[[SplitModel, Output], None]] = []
         """Called after each forward pass, before the network learns from the batch."""
         self.answer_observers: list[Callable[[SplitModel, Output, Tensor], None]] = []
@@ -103,7 +103,7 @@ class AdapterBase(nn.Module):
     @property
     def updates(self) -> int:
         """The number of optimiser steps; reading it may synchronise with the device."""
-        return self.net.steps.count
+        return self.net.runner.steps.count
 
     @property
     def health(self) -> Health:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trueup.model.params import Params
 from trueup.model.split_model import Output, SplitModel
-from trueup.norm.policy import policy_of
+from trueup.norm.policy import parse_norm
 from trueup.validate import check_bool, check_float, check_int, check_pattern
 
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -78,7 +78,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
-        policy_of(self.norm)
+        parse_norm(self.norm)
         check_bool("episodic", self.episodic)
 
     def init(self, net: SplitModel) -> nn.Module:

@@ -68,9 +68,9 @@ def to_file(adapter: AdapterBase) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "batches": adapter.batches,
         "images": adapter.images,
         "updates": adapter.updates,
-        "shrunk": adapter.net.steps.shrunk,
+        "shrunk": adapter.net.runner.steps.shrunk,
         "prepared": adapter.prepared,
-        "engine": {key: getattr(adapter.net.engine, key) for key in USUAL},
+        "engine": {key: getattr(adapter.net.runner.settings, key) for key in USUAL},
         "optimizer": scalars,
         **identity(adapter, adapter.method),
     }
@@ -103,7 +103,7 @@ def from_file(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str
 @contextmanager
 def _run_as_saved(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> Iterator[None]:
     """Run the networks as those of the file ran, where that was measured and not set by the user."""
-    before = adapter.net.engine
+    before = adapter.net.runner.settings
     found = before.open or before.measured
     if not found:
         yield

@@ -18,7 +18,7 @@ from trueup.core.identity import brief
 from trueup.core.optimizer_state import Scalars, join_state, split_state
 from trueup.guard.marks import Marks
 from trueup.model.split_model import SplitModel
-from trueup.norm.used_statistics import UsedStatistics
+from trueup.norm.batch import BatchPolicy
 
 if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
@@ -123,7 +123,7 @@ class Progress:
         """Put an adapter in this place."""
         adapter.random.restart(self.random)
         adapter.batches, adapter.images, adapter.last_numbers = self.batches, self.images, {}
-        adapter.net.steps.count, adapter.net.steps.shrunk = self.updates, self.shrunk
+        adapter.net.runner.steps.count, adapter.net.runner.steps.shrunk = self.updates, self.shrunk
         adapter.kept = list(self.kept)
         if adapter.monitor is not None:
             adapter.monitor.load(self.marks, self.rules)
@@ -178,12 +178,12 @@ def split_by_part(tensors: dict[str, Tensor], *names: str) -> dict[str, dict[str
 def complete(adapter: AdapterBase, parts: dict[str, dict[str, Tensor]]) -> None:
     """Fill in, as in a fresh adapter, the statistics for unwrap() that older files do not have."""
     assert adapter.fresh is not None
-    if not parts.get("policy") and isinstance(adapter.net.policy, UsedStatistics):
+    if not parts.get("policy") and isinstance(adapter.net.policy, BatchPolicy):
         parts["policy"] = {n: torch.zeros_like(t) for n, t in adapter.net.policy.state_dict().items()}
     added = {
         f"{path}.{name}": t
         for path, module in adapter.fresh.memory.named_modules()
-        if isinstance(module, UsedStatistics)
+        if isinstance(module, BatchPolicy)
         for name, t in module.named_buffers()
     }
     for part in ("state", "fresh"):

@@ -86,7 +86,7 @@ class Undo:
 
     def __init__(self, adapter: AdapterBase) -> None:
         self._adapter = adapter
-        self._scratch = Scratch() if adapter.net.engine.memory == "low" else adapter.scratch
+        self._scratch = Scratch() if adapter.net.runner.low_memory else adapter.scratch
         self._captured = False
         self._update: _Update | None = None
         self._journaled: list[Journaled] = []
@@ -100,9 +100,7 @@ class Undo:
         adapter, monitor = self._adapter, self._adapter.monitor
         if not adapter.built:
             return
-        self._plain = [(vars(net), dict(vars(net))) for net in _networks(adapter)]
-        self._plain += [(net._modules, dict(net._modules)) for net in _networks(adapter)]
-        self._plain += [(vars(adapter.net.steps), dict(vars(adapter.net.steps)))]
+        self._plain = [(part, dict(part)) for net in _networks(adapter) for part in net.registries()]
         self._adapter_values = {name: vars(adapter)[name] for name in _VALUES}
         self._state, self._random = adapter.state, adapter.random.states
         self._monitor = None if monitor is None else monitor.snapshot()

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.guard.rules import Action, BatchSignals, Rule, add_decayed, buffers
-from trueup.norm.used_statistics import batch_moments, batchnorms
+from trueup.hooks import hooked
+from trueup.norm.base import batchnorms
+from trueup.norm.batch import batch_moments
 from trueup.validate import check_float
 
 SeenMoments = list[tuple[_BatchNorm, Tensor, Tensor, int]]
@@ -38,12 +40,8 @@ def watching_moments(model: nn.Module) -> Iterator[SeenMoments]:
         assert isinstance(layer, _BatchNorm)
         seen.append((layer, *batch_moments(args[0].detach()), len(args[0])))
 
-    handles = [layer.register_forward_pre_hook(collect) for layer in batchnorms(model)]
-    try:
+    with hooked(batchnorms(model), before=collect):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class PooledMoments(nn.Module):

@@ -67,7 +67,7 @@ class AdaContrast(GradientMethod):
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """Run the student on one strong view; label the weak view, and make the key of the other strong view."""
         x = x.to(next(net.parameters(), x).dtype)  # `predict` runs on it again, without autocast
-        weak, strong = weak_view(x), moco_view(x.repeat(2, 1, 1, 1), net.pixels, crop=self.crop)
+        weak, strong = weak_view(x), moco_view(x.repeat(2, 1, 1, 1), net.normalization, crop=self.crop)
         # Differs: in published code strong views also update running statistics; here only weak views do.
         with torch.no_grad():
             weak_out, key = net(weak, update=True), state.slow(strong[len(x) :]).features

@@ -12,7 +12,7 @@ from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
 from trueup.losses import soft_cross_entropy
 from trueup.model.split_model import Output, SplitModel
-from trueup.norm.policy import KEEPING, policy_of
+from trueup.norm.policy import POLICIES, parse_norm
 from trueup.validate import check_float, check_int
 from trueup.views import check_images, cotta_view
 
@@ -65,8 +65,8 @@ class Cotta(GradientMethod):
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """Run the student, with the teacher's target in `memo`; only the images themselves update statistics."""
-        check_images(x, net.pixels)
-        with torch.no_grad(), state.teacher.frozen_statistics() if net._reading else nullcontext():
+        check_images(x, net.normalization)
+        with torch.no_grad(), state.teacher.frozen_statistics() if net.policy.frozen else nullcontext():
             confidence = F.softmax(state.anchor(x).logits, dim=1).amax(dim=1).mean()
             target = self._target(state.teacher, x, views=float(confidence) < self.confidence)
         out = net(x, update=True)
@@ -85,7 +85,7 @@ class Cotta(GradientMethod):
     @property
     def _keeps_estimates(self) -> bool:
         """True if the normalisation policy keeps estimates, which views must not change."""
-        return policy_of(self.norm)[0] in KEEPING
+        return POLICIES[parse_norm(self.norm)[0]].remembers
 
     def _mean_over_views(self, teacher: SplitModel, x: Tensor) -> Tensor:
         """Return the mean logits over views, as many whole views of the batch per forward as `chunk` allows."""
@@ -93,7 +93,7 @@ class Cotta(GradientMethod):
         each = max(1, self.chunk // len(x))
         sums = []
         for n in [min(each, self.views - done) for done in range(0, self.views, each)]:
-            views = cotta_view(x.repeat(n, 1, 1, 1), teacher.pixels)
+            views = cotta_view(x.repeat(n, 1, 1, 1), teacher.normalization)
             logits = teacher(views, update=not self._keeps_estimates).logits  # records statistics for unwrap()
             sums.append(logits.reshape(n, len(x), -1).sum(dim=0))
         return torch.stack(sums).sum(dim=0) / self.views

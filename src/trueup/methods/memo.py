@@ -52,7 +52,7 @@ class Memo(GradientMethod):
         # Differs: the views' variance is biased; the released code uses the unbiased one.
         # Differs: the reset also restarts the random stream, so every image gets the same random numbers.
         # Differs: the released code crops and flips images before AugMix, and its changes are milder.
-        out = net(augmix_view(x.repeat_interleave(self.views, dim=0), net.pixels))
+        out = net(augmix_view(x.repeat_interleave(self.views, dim=0), net.normalization))
         out.memo["image"] = x.to(next(net.parameters(), x).dtype)
         return out
 

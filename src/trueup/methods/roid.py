@@ -68,7 +68,7 @@ class Roid(GradientMethod):
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """Run the images, and a view of them without updating statistics."""
-        other = roid_view(x, net.pixels)
+        other = roid_view(x, net.normalization)
         out = net(x, update=True)
         # Differs: published code makes views only of samples with w > 0, so their batch statistics are a subset's.
         out.memo["view"] = net(other)

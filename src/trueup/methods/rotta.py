@@ -102,4 +102,4 @@ class Rotta(GradientMethod):
             out.memo["target"] = F.softmax(state.teacher(images, update=update).logits, dim=1)
         # Differs: no gradient flows through the statistics, not even through the batch's 5 % of them.
         with torch.enable_grad():
-            out.memo["logits"] = net(cotta_view(images, net.pixels), update=update).logits
+            out.memo["logits"] = net(cotta_view(images, net.normalization), update=update).logits

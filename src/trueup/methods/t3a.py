@@ -42,7 +42,7 @@ class T3a(Method):
 
     def init(self, net: SplitModel) -> Bank:
         """Return a bank that starts with the classifier's weights."""
-        half = net.engine.memory == "low"
+        half = net.runner.low_memory
         bank = Bank(net.classes, net.weight.shape[1], self.per_class, net.weight, unit=True, half=half)
         insert_predicted(bank, net.weight.detach(), net.classify(net.weight).detach())
         return bank

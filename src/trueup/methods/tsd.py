@@ -73,7 +73,7 @@ class Tsd(GradientMethod):
         weight, released = net.weight.detach().clone(), self.variant == "released"
         bank = Bank(
             net.classes, weight.shape[1], self.per_class, weight, unit=released, order=1 if released else 2,
-            half=net.engine.memory == "low", sketch=self.search == "sketch" and self.alignment != 0,
+            half=net.runner.low_memory, sketch=self.search == "sketch" and self.alignment != 0,
         )  # fmt: skip
         bank.register_buffer("start", weight.to(bank.scale.dtype))
         insert_predicted(bank, weight, net.classify(weight).detach())

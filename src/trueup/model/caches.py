@@ -1,6 +1,6 @@
-"""What modules keep of a forward for all that follow, such as a table of biases in eval mode: forgotten before each.
+"""Tensors that modules cache between eval forwards, such as a table of biases; they are cleared before each forward.
 
-It holds the weights and the graph of the batch that it was made for, and nothing of what was learnt since.
+A cached tensor has the graph of the batch that it was computed for, and nothing of what was learnt since.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from torch import Tensor, nn
 
 from trueup.model.heads import call_model
 
-_INTERNAL = set(vars(nn.Module()))  # what every module has: parameters, buffers, hooks
+_INTERNAL = set(vars(nn.Module()))  # attributes of every module: parameters, buffers, hooks
 
 
 class _Missing:
-    """There is no such attribute. The class itself stands for that: it is the same in all copies."""
+    """A value that stands for a missing attribute; the class itself is used, as it is the same in all copies."""
 
 
 @dataclass(frozen=True)
 class Caches:
-    """Attributes of a model's modules, and what they were before its first forward."""
+    """Attributes of a model's modules that cache tensors, with their values before the first forward."""
 
     places: tuple[tuple[str, str], ...] = ()
-    before: tuple[Any, ...] = ()
+    initial: tuple[Any, ...] = ()
 
-    def held(self, model: nn.Module) -> tuple[Any, ...]:
-        """What they are now."""
+    def values(self, model: nn.Module) -> tuple[Any, ...]:
+        """Return the attributes as they are now."""
         return tuple(_copied(vars(model.get_submodule(path)).get(name, _Missing)) for path, name in self.places)
 
-    def put(self, model: nn.Module, values: tuple[Any, ...]) -> None:
-        """Let them be so again."""
+    def assign(self, model: nn.Module, values: tuple[Any, ...]) -> None:
+        """Set the attributes."""
         for (path, name), value in zip(self.places, values, strict=True):
             module = model.get_submodule(path)
             if value is not _Missing:
@@ -41,15 +41,16 @@ class Caches:
             elif name in vars(module):
                 delattr(module, name)
 
-    def forget(self, model: nn.Module) -> None:
-        """As before the first forward."""
-        self.put(model, self.before)
+    def clear(self, model: nn.Module) -> None:
+        """Set the attributes as they were before the first forward."""
+        self.assign(model, self.initial)
 
 
 def find_caches(model: nn.Module, x: Tensor) -> Caches:
-    """What a model keeps: results that a second forward finds and does not make anew. It is spoilt, so pass a copy.
+    """Detect caches by running the model twice: results that the second forward finds and does not compute anew.
 
-    What a forward hands on by attributes, or keeps of the last image of a stream, is made anew by each.
+    Attributes that pass something on within a forward, or keep the last image of a stream, are computed anew by each.
+    The model is changed, so pass a copy.
     """
     for p in model.parameters():
         if p.is_floating_point():
@@ -64,6 +65,11 @@ def find_caches(model: nn.Module, x: Tensor) -> Caches:
     return Caches(places, tuple(before.get(place, _Missing) for place in places))
 
 
+def held_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """Return the tensors in attributes of modules, by identity; a forward that caches something adds to them."""
+    return {id(t): t for _, value in _attributes(model) for t in _tensors(value)}
+
+
 def _attributes(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
     for path, module in model.named_modules():
         for name, value in vars(module).items():
@@ -72,12 +78,12 @@ def _attributes(model: nn.Module) -> Iterator[tuple[tuple[str, str], Any]]:
 
 
 def _copied(value: Any) -> Any:
-    """With a list or a dict of its own."""
+    """Copy a list or a dict, not its members."""
     return value.copy() if type(value) in (dict, list) else value
 
 
 def _same_result(first: Any, second: Any) -> bool:
-    """Whether a result with a graph is in both, and is one tensor."""
+    """Return whether one tensor with a graph is in both values."""
     graphs = [{id(t) for t in _tensors(value) if t.grad_fn is not None} for value in (first, second)]
     return bool(graphs[0] & graphs[1])
 

@@ -59,7 +59,7 @@ class Batch(Tensor):
 
     @property
     def images(self) -> Tensor:
-        """The images as a plain tensor."""
+        """Return the images as a plain tensor."""
         return self.as_subclass(Tensor)
 
     def with_images(self, images: Tensor) -> Batch:
@@ -144,7 +144,7 @@ def refuse_parts(signature: Signature) -> None:
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """All tensors of a call with their places; dicts are looked into."""
+    """Yield all tensors of a call with their places, also those in dicts."""
 
     def inside(path: tuple[Any, ...], item: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         if isinstance(item, Tensor):
@@ -166,7 +166,7 @@ def _images(found: dict[tuple[Any, ...], Tensor]) -> tuple[Any, ...]:
 
 
 def _why_whole(tensors: list[Tensor]) -> str:
-    """Say why a model can be shown nothing but whole inputs of the user; nothing if it can."""
+    """Say why a model can be shown nothing but whole inputs of the user; "" if it can."""
     if len(tensors) > 1:
         return f"this call has {len(tensors)} tensors, of which it knows the images alone"
     if tensors[0].dtype == torch.uint8:

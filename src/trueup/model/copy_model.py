@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def copy_model(model: nn.Module) -> nn.Module:
-    """A deep copy, also of a model that holds results of its last forward."""
+    """Copy a model, also one that holds results of its last forward."""
     with torch.inference_mode(False):
         try:
             return copy.deepcopy(model, dict(kept_tensors(model)))
@@ -19,7 +19,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def kept_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """Copies, by identity, of results that modules hold as attributes: caches, old-style weight_norm.
+    """Return copies, by identity, of results that modules hold as attributes: caches, old-style weight_norm.
 
     Views of parameters are left out: a copy of one would no longer follow its parameter.
     """

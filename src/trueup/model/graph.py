@@ -1,4 +1,4 @@
-"""What goes in and out of a layer while a model runs, also where torch.compile has made a graph of the model."""
+"""Inputs and outputs of a layer while a model runs, also where torch.compile has made a graph of the model."""
 
 from __future__ import annotations
 
@@ -10,42 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.hooks import hooked
 from trueup.model.heads import call_model
-from trueup.model.recompute import replaced
+from trueup.model.recompute import replaced_forward
 
 Calls = list[tuple[Tensor, Tensor]]
 
 
 @contextmanager
 def recording_calls(layer: nn.Module | None) -> Iterator[Calls]:
-    """What goes in and out of a layer in here, call by call."""
+    """Collect the inputs and outputs of a layer, call by call."""
     calls: Calls = []
-    if layer is None:
+    with hooked([] if layer is None else [layer], after=lambda _, args, out: calls.append((args[0], out))):
         yield calls
-        return
-    handle = layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out)))
-    try:
-        yield calls
-    finally:
-        handle.remove()
 
 
 class Graph:
-    """A model as a graph, made by torch.compile when it first runs; a copy of it makes its own."""
+    """A compiled model, made when it first runs; a copy of it makes its own."""
 
     def __init__(self) -> None:
         self._function: Callable[..., tuple[Any, Calls]] | None = None
-        self._heard: Callable[..., Any] | None = None
+        self._recording: Callable[..., Any] | None = None
         self._calls: Calls = []
 
     def __call__(self, model: nn.Module, layer: nn.Module | None, x: Tensor) -> tuple[Any, Calls]:
-        """The model's answer, and what went in and out of a layer."""
+        """Return the model's answer and the calls of a layer."""
         if self._function is None:
             self._make(model, layer)
         assert self._function is not None
         self._calls.clear()  # a forward that failed has left some
         # The same function each time: another would be compiled anew.
-        with nullcontext() if layer is None or self._heard is None else replaced(layer, self._heard):
+        with nullcontext() if layer is None or self._recording is None else replaced_forward(layer, self._recording):
             answer: tuple[Any, Calls] = call_model(self._function, x)
         return answer
 
@@ -54,23 +49,23 @@ class Graph:
         if layer is not None:
             forward = layer.forward
 
-            def heard(x: Tensor) -> Tensor:
+            def recording(x: Tensor) -> Tensor:
                 out: Tensor = forward(x)
                 calls.append((x, out))
                 return out
 
-            self._heard = heard
+            self._recording = recording
 
-        def whole(*args: Any, **kwargs: Any) -> tuple[Any, Calls]:
+        def run(*args: Any, **kwargs: Any) -> tuple[Any, Calls]:
             answer = model(*args, **kwargs)
-            heard = list(calls)
-            calls.clear()  # so that the next call finds as many as this one did: that is part of what is compiled for
-            return answer, heard
+            recorded = list(calls)
+            calls.clear()  # torch compiles for the number of calls that it finds, so it must find none each time
+            return answer, recorded
 
         # Code of its own: torch makes only so many graphs of one code, and those of all models would count.
-        code = whole.__code__.replace()
-        self._function = torch.compile(FunctionType(code, globals(), whole.__name__, None, whole.__closure__))
+        code = run.__code__.replace()
+        self._function = torch.compile(FunctionType(code, globals(), run.__name__, None, run.__closure__))
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Neither a file nor a copy takes the graph along."""
+        """Leave the graph out of files and copies."""
         return Graph, ()

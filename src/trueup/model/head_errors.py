@@ -1,4 +1,4 @@
-"""Why a model has no head that can be used: the reason in words, and models that return features instead of logits."""
+"""Explanations why a model has no usable head, and refusal of models that return features instead of logits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trueup.hooks import hooked
 from trueup.model.probabilities import NotLogitsError
 from trueup.model.readout import CONVOLUTIONS, HEADS, TRANSPOSED
 
@@ -30,7 +31,7 @@ class HeadNotFoundError(ValueError):
     """No linear layer's output is the model's logits."""
 
 
-def becomes(out: Tensor, logits: Tensor, output: Callable[[Any], Tensor] | None = None) -> bool:
+def makes_logits(out: Tensor, logits: Tensor, output: Callable[[Any], Tensor] | None = None) -> bool:
     """Return whether the logits are this output, flattened, resized, or as log-probabilities.
 
     With `output`, which may undo a sigmoid, they need be equal only up to the rounding of probabilities.
@@ -58,7 +59,7 @@ def _undoes_sigmoid(out: Tensor, logits: Tensor) -> bool:
 
 
 def _resized(out: Tensor, logits: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """An output in the shape of the logits, in every way that it may have been resized; whether it is exact."""
+    """Yield an output in the shape of the logits, for each way of resizing, and whether that is exact."""
     if out.numel() == logits.numel():
         yield out.reshape(logits.shape), True
         return
@@ -85,21 +86,21 @@ def explain(model: nn.Module, run: Callable[[], Any], calls: list[Call], logits:
 
 
 def _probabilities(calls: list[Call], logits: Tensor) -> str:
-    """Say that a softmax or sigmoid follows one of the layers; nothing if none does."""
+    """Say that a softmax or sigmoid follows one of the layers; "" if none does."""
     if not bool(((logits >= 0) & (logits <= 1)).all()):
         return ""
-    if any(becomes(out, logits.log()) for *_, out in calls):
+    if any(makes_logits(out, logits.log()) for *_, out in calls):
         return "a softmax follows it; leave it out, or pass output=torch.log"
     undo = partial(torch.logit, eps=1e-6)
-    if any(becomes(out, undo(logits.float()), undo) for *_, out in calls):
+    if any(makes_logits(out, undo(logits.float()), undo) for *_, out in calls):
         return "a sigmoid follows it; leave it out, or pass output=functools.partial(torch.logit, eps=1e-6)"
     return ""
 
 
 def _combined(calls: list[Call], logits: Tensor) -> str:
-    """Say how the logits come from one of the layers, or from two; nothing if that cannot be seen."""
+    """Say how the logits come from one of the layers, or from two; "" if that cannot be seen."""
     for path, layer, inp, out in reversed(calls):
-        if becomes(out, logits):
+        if makes_logits(out, logits):
             return _unusable(path, layer, inp, out, logits)
         if inp.shape == out.shape == logits.shape and torch.allclose(out + inp, logits, rtol=1e-4, atol=1e-5):
             return f"a skip is added to {path!r} (a residual sum); put the sum into a module of its own"
@@ -116,7 +117,7 @@ def _combined(calls: list[Call], logits: Tensor) -> str:
 def _close(out: Tensor, logits: Tensor) -> bool:
     """Return whether the logits are this sum, resized or as it is, up to rounding."""
     same = out.shape == logits.shape and torch.allclose(out, logits, rtol=1e-4, atol=1e-5)
-    return same or becomes(out, logits)
+    return same or makes_logits(out, logits)
 
 
 def _unusable(path: str, layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> str:
@@ -154,19 +155,15 @@ def _cosine(model: nn.Module, run: Callable[[], Any], logits: Tensor) -> bool:
 
 
 def _vectors(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
-    """Run a model: the outputs of its modules that are one vector per image."""
+    """Run a model and return the outputs of its modules that are one vector per image."""
     found: list[Tensor] = []
 
     def note(_: nn.Module, __: tuple[Any, ...], out: Any) -> None:
         if isinstance(out, Tensor) and out.ndim == 2 and out.is_floating_point():
             found.append(out.clone())
 
-    handles = [module.register_forward_hook(note) for module in model.modules()]
-    try:
+    with hooked(model.modules(), after=note):
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 
@@ -186,7 +183,7 @@ def refuse_features(model: nn.Module, run: Callable[[], Any], rows: int) -> None
 
 
 def _features(model: nn.Module, run: Callable[[], Any], rows: int) -> str:
-    """Say where features come out of a model; nothing if that cannot be seen."""
+    """Say where features come out of a model; "" if that cannot be seen."""
     answer, calls = _trace(model, run)
     if not isinstance(answer, Tensor) or answer.numel() != rows * answer.shape[1] or not calls:
         return ""
@@ -208,7 +205,7 @@ def _features(model: nn.Module, run: Callable[[], Any], rows: int) -> str:
 
 
 def _trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Step]]:
-    """Run a model: its answer, and the calls of its innermost modules in their order."""
+    """Run a model and return its answer and the calls of its innermost modules, in their order."""
     leaves = {module: path for path, module in model.named_modules() if path and not list(module.children())}
     calls: list[Step] = []
     given: list[Place | None] = []
@@ -221,13 +218,8 @@ def _trace(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, list[Step]]:
         if where is not None and isinstance(out, Tensor):
             calls.append((leaves[layer], layer, where, out, _place(out)))
 
-    handles = [layer.register_forward_pre_hook(enter) for layer in leaves]
-    handles += [layer.register_forward_hook(leave) for layer in leaves]
-    try:
+    with hooked(leaves, before=enter, after=leave):
         return run(), calls
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _place(values: Tensor) -> Place:
@@ -236,7 +228,7 @@ def _place(values: Tensor) -> Place:
 
 
 def _before(calls: list[Step]) -> Iterator[nn.Module]:
-    """The layers from the last one backwards, as far as each gets what the one before it gave."""
+    """Yield the layers from the last one backwards, as long as each takes the output of the one before."""
     at = len(calls) - 1
     while at >= 0:
         _, layer, given, *_ = calls[at]

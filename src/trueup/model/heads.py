@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import dis
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from trueup.hooks import hooked
 from trueup.model.calls import Batch, arguments
-from trueup.model.failures import raised_by_model
-from trueup.model.head_errors import Call, becomes, explain, refuse_features
-from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # where others look for it
+from trueup.model.head_errors import Call, explain, makes_logits, refuse_features
+from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # imported from here by others
 from trueup.model.probabilities import NotLogitsError, refuse_probabilities
-from trueup.model.readout import HEADS, is_affine, linear_sums, on_one_grid, weight_of, width_of
+from trueup.model.readout import HEADS, is_affine, linear_sums, same_pixels, weight_of, width_of
 
 T = TypeVar("T")
 
+_TORCH = str(Path(torch.__file__).parent / "_")[:-1]  # with a separator at its end: torchvision is another
+_INPUT = re.compile(r"shape|\bsizes?\b|\bchannels?\b|\bdimensions?\b|\bdtype\b|\bheight\b|\bwidth\b", re.IGNORECASE)
+
 
 def call_model(model: Callable[..., Any], x: Tensor) -> Any:
-    """The model's answer; what torch says of an unfit input becomes a ValueError that shows the input."""
+    """Run a model; turn torch's errors about the input into a ValueError that shows its shape."""
     args, kwargs = arguments(x.clone())  # a model may change its input in place
     try:
         return model(*args, **kwargs)
@@ -34,14 +40,33 @@ def call_model(model: Callable[..., Any], x: Tensor) -> Any:
         ) from error
 
 
+def raised_by_model(error: Exception) -> bool:
+    """Return whether an error is the model's own and must reach the user as it is.
+
+    It is if a `raise` or `assert` outside of torch made it, unless it is a plain RuntimeError, IndexError or
+    AssertionError that speaks of the input: of shape, size, channels, dimensions, height, width or dtype. A failing
+    operation of torch has no `raise` in Python, or one in torch's own files.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS" or code.co_filename.startswith(_TORCH):
+        return False
+    plain = type(error) in (RuntimeError, IndexError, AssertionError)
+    return not (plain and _INPUT.search(str(error)))
+
+
 @dataclass(frozen=True)
-class Part:
-    """The part of a model's answer that is its logits, by its key or attribute."""
+class AnswerPart:
+    """The logits in a model's answer, by key or attribute."""
 
     name: str
 
     def __call__(self, answer: Any) -> Any:
-        """Return it; an answer that lacks it is refused."""
+        """Return the logits; refuse an answer that lacks them."""
         if isinstance(answer, Mapping) and self.name in answer:
             return answer[self.name]
         if not isinstance(answer, Tensor | Mapping) and hasattr(answer, self.name):
@@ -54,9 +79,9 @@ class Part:
 
 
 def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[Any], Tensor] | None:
-    """Return the function from a model's answer to its logits that `output` is, or that it names a part for."""
+    """Return the function from a model's answer to its logits: `output` itself, or one for the part it names."""
     if isinstance(output, str):
-        return Part(output)
+        return AnswerPart(output)
     if output is not None and not callable(output):
         raise TypeError(
             f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
@@ -66,7 +91,7 @@ def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[A
 
 
 def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, least: int = 2) -> Tensor:
-    """The logits in what a model returned: a tensor, a dict's "out" or "logits", an object's `.logits`."""
+    """Return the logits in a model's answer: a tensor, a dict's "out" or "logits", an object's `.logits`."""
     if output is not None:
         answer = output(answer)
     elif isinstance(answer, dict) and ("out" in answer or "logits" in answer):
@@ -97,7 +122,7 @@ def find_head(
     strict: bool = True,
     least: int = 2,
 ) -> tuple[str, Tensor]:
-    """Probe a model with x: the name of its head, the last linear layer whose output is the logits, and the logits.
+    """Return the name of the head, the last linear layer whose output is the logits, and the logits for x.
 
     Where no single layer's output is, a module of linear layers may be the head: a residual sum. With `name` that layer
     is checked instead of searched for; `strict=False` lets it be one whose features cannot be used, because it sees
@@ -108,18 +133,18 @@ def find_head(
     if name is not None and name not in (*layers.values(), *sums.values()):
         last = ", ".join(list(layers.values())[-3:])
         raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
-    calls, logits = _watch(model, x, layers, output, least)
+    calls, logits = _record_calls(model, x, layers, output, least)
     paths = [path for path, *_ in calls]
     for path, layer, inp, out in reversed(calls):
         fits = width_of(layer) == logits.shape[1] and (
             _aligned(layer, inp, out, logits) or not (strict or name is None)
         )
-        found = path == name if name is not None else paths.count(path) == 1 and becomes(out, logits, output)
+        found = path == name if name is not None else paths.count(path) == 1 and makes_logits(out, logits, output)
         if fits and found:
             return path, logits
     if sums and (name is None or name in sums.values()):
-        for path, module, inp, out in _watch(model, x, sums, output, least)[0]:
-            found = path == name if name is not None else becomes(out, logits, output)
+        for path, module, inp, out in _record_calls(model, x, sums, output, least)[0]:
+            found = path == name if name is not None else makes_logits(out, logits, output)
             if found and _adds_up(module, inp, out, logits):
                 return path, logits
     if name is not None:
@@ -181,37 +206,33 @@ def with_few_images(probe: Callable[[Tensor], T], x: Tensor) -> T:
             return probe(x[:2])
         except (HeadNotFoundError, NotLogitsError):
             raise
-        except Exception:  # whatever it is: the batch itself shows whether it matters
+        except Exception:  # the whole batch will show whether it matters
             pass
     return probe(x)
 
 
-def _watch(
+def _record_calls(
     model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None, least: int
 ) -> tuple[list[Call], Tensor]:
-    """One forward: what went in and out of the layers, in the order of their calls, and the logits."""
+    """Run a model once: return the inputs and outputs of layers, in the order of their calls, and the logits."""
     calls: list[Call] = []
 
     def note(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         alone = isinstance(layer, HEADS) or (len(args) == 1 and not kwargs)  # a module may need more than its input
         if args and alone and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-            # a copy, so that what is done to the output in place afterwards shows
+            # a copy, so that later changes of the output in place can be seen
             calls.append((layers[layer], layer, args[0], out.clone()))
 
-    handles = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
+    with hooked(layers, after=note, with_kwargs=True):
         return calls, as_logits(call_model(model, x), output, rows=len(x), least=least)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
-    """Whether the layer sees one feature vector per image where there is one answer per image, else a map of them."""
+    """Return whether the layer sees one feature vector per image or, where pixels are classified, a map of them."""
     if getattr(layer, "groups", 1) > 1:
         return False
     if logits.ndim > 2:
-        return out.ndim == logits.ndim and on_one_grid(layer, inp, out)
+        return out.ndim == logits.ndim and same_pixels(layer, inp, out)
     features, scores = rows_of(inp, out)
     weight = weight_of(layer)
     return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape

@@ -1,4 +1,4 @@
-"""What may enter: checks of the input, before anything has changed."""
+"""Checks of models and inputs, made before anything has changed."""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from trueup.model.calls import Batch
 
 
 def check_model(model: nn.Module) -> None:
-    """An error for what cannot be copied and adapted."""
+    """Refuse a model that cannot be copied and adapted."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -28,7 +28,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
-    """An error that names the way out, for a batch that the model cannot use; `rows`: also for a single row."""
+    """Refuse a batch that the model cannot use; `rows`: also for values in a single row."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
     if x.layout != torch.strided:
@@ -50,12 +50,12 @@ def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
             raise ValueError(f"input {i} is on {other.device}, the images on {x.device}: move one with .to(...)")
         if other.is_floating_point() and bool(other.isnan().any()):  # infinite values may mean something in a mask
             raise ValueError(f"input {i} has values that are NaN")
-    if rows and not devices.waits(x):  # elsewhere the host would have to wait: there the model's pass looks at it
+    if rows and not devices.waits(x):  # on other devices the forward pass checks it, to wait only once
         check_values(x)
 
 
 def check_logits(logits: Tensor, *, multilabel: bool) -> None:
-    """Refuse probabilities: a softmax of them is nearly uniform, and what is learnt from that is nothing."""
+    """Refuse probabilities: a softmax of them is nearly uniform, and nothing can be learnt from that."""
     values = logits.detach().float()
     if not multilabel and bool((values >= 0).all()) and bool(((values.sum(dim=1) - 1).abs() < 1e-4).all()):
         raise ValueError("the model returns probabilities, not logits: leave out its softmax, or pass output=torch.log")

@@ -1,4 +1,4 @@
-"""Which parameters a method updates: chosen by name, and loudly when nothing matches."""
+"""Selection of the parameters that a method updates; it is an error if nothing matches."""
 
 import re
 from collections import Counter
@@ -90,7 +90,7 @@ def _norm_names(model: nn.Module) -> set[str]:
 
 
 def norm_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Find normalisation layers: torch's own, and those of other libraries that are called so.
+    """Yield normalisation layers: torch's own, and those of other libraries, known by their names.
 
     A layer of another library counts if its class has "norm" in its name, each of its parameters is a vector and no
     layer in it has any: a linear layer that normalises its weights is none, nor is a block that has normalisation.

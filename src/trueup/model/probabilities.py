@@ -1,4 +1,4 @@
-"""Answers that are probabilities where logits are wanted: seen by their values and by the operation that made them."""
+"""Detection of probabilities in place of logits, by their values and the operation that made them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NotLogitsError(ValueError):
 
 
 class _Origins(TorchDispatchMode):
-    """Which kind of operation the values in a piece of memory come from."""
+    """The kind of operation that the values in a piece of memory come from."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ class _Origins(TorchDispatchMode):
         return self._kinds.get(_place(values))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note what its results are."""
+        """Run an operation and note the kind of its results."""
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.removesuffix("_")
         if not func.is_view:

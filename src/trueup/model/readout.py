@@ -83,7 +83,7 @@ def classify(layer: nn.Module, features: Tensor) -> Tensor:
     return F.linear(features.to(weight.dtype), weight, bias)
 
 
-def seen_at(layer: nn.Module, inp: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+def features_and_scores(layer: nn.Module, inp: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """Return features and scores on one grid: a transposed convolution's scores are averaged over each input pixel."""
     if not isinstance(layer, TRANSPOSED) or inp.shape[2:] == out.shape[2:]:
         return inp, out
@@ -91,7 +91,7 @@ def seen_at(layer: nn.Module, inp: Tensor, out: Tensor) -> tuple[Tensor, Tensor]
     return inp, pool(out, layer.stride)
 
 
-def on_one_grid(layer: nn.Module, inp: Tensor, out: Tensor) -> bool:
+def same_pixels(layer: nn.Module, inp: Tensor, out: Tensor) -> bool:
     """Return whether each pixel of the head's input has its own pixels in the output."""
     if inp.ndim != out.ndim:
         return False

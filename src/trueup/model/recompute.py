@@ -1,8 +1,8 @@
-"""Activations that are not kept for backward but worked out again there, block by block."""
+"""Recomputation of activations in backward, block by block, instead of keeping them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,99 +20,107 @@ Forward = Callable[..., Any]
 
 
 class UnfitError(Exception):
-    """Blocks cannot be worked out again: their input or a buffer was changed in place, or they ran before."""
+    """Blocks cannot be recomputed: their input or a buffer was changed in place, or they ran before."""
 
     def __init__(self, blocks: set[nn.Module]) -> None:
-        super().__init__(f"{sorted({type(block).__name__ for block in blocks})} cannot be worked out again")
+        super().__init__(f"{sorted({type(block).__name__ for block in blocks})} cannot be recomputed")
         self.blocks = blocks
 
 
-def blocks_of(model: nn.Module, head: str | None) -> list[nn.Module]:
-    """The parts of a model that follow one another and have several layers each, and chains of single layers.
+def find_blocks(model: nn.Module, head: str | None) -> list[nn.Module]:
+    """Return the modules to recompute: members of a chain that have several layers, and chains of single layers.
 
-    Not the part with the head, whose features are wanted.
+    The block with the head is left out, because its features are wanted.
     """
     layer = model.get_submodule(head) if head else None
-    found: dict[nn.Module, None] = {}  # one that stands in several places is one
+    found: dict[nn.Module, None] = {}  # one that stands in several places counts once
 
-    def walk(module: nn.Module, inside: bool) -> None:
-        if inside and not _chain(module) and _layers(module) > 1 and layer not in set(module.modules()):
+    def walk(module: nn.Module, in_chain: bool) -> None:
+        if in_chain and not _is_chain(module) and _count_layers(module) > 1 and layer not in set(module.modules()):
             found[module] = None
             return
         before = len(found)
         for child in module.children():
-            walk(child, _chain(module))
-        if isinstance(module, nn.Sequential) and _chain(module) and len(found) == before and len(_cut(module)) > 1:
+            walk(child, _is_chain(module))
+        alone = len(found) == before
+        if alone and isinstance(module, nn.Sequential) and _is_chain(module) and len(_segments(module)) > 1:
             found[module] = None
 
     walk(model, False)
     return list(found)
 
 
-def _chain(module: nn.Module) -> bool:
-    """Whether its children are called one after another; a Sequential with a forward of its own may do anything."""
+def _is_chain(module: nn.Module) -> bool:
+    """Return whether children are called one after another; a Sequential with its own forward may do anything."""
     return isinstance(module, nn.ModuleList) or type(module).forward is nn.Sequential.forward
 
 
-def _layers(module: nn.Module) -> int:
+def _count_layers(module: nn.Module) -> int:
     return sum(any(True for _ in m.parameters(recurse=False)) for m in module.modules())
 
 
-def _cut(chain: nn.Sequential) -> list[list[nn.Module]]:
-    """A chain in about as many parts as each has layers; a part starts with a layer, which leaves its input alone."""
+def _segments(chain: nn.Sequential) -> list[list[nn.Module]]:
+    """Cut a chain into about as many segments as each has layers, before layers: they leave their input as it is."""
     children = list(chain)
-    starts = [i for i, child in enumerate(children) if _layers(child)]
+    starts = [i for i, child in enumerate(children) if _count_layers(child)]
     each = max(2, isqrt(len(starts)))
     marks = [0, *starts[each::each], len(children)]
     return [children[a:b] for a, b in pairwise(marks)]
 
 
 @dataclass
-class Fitness:
-    """What is known of the blocks of a model."""
+class RecomputedBlocks:
+    """The blocks of a model that cannot be recomputed, and a watch over the others in the forward that is running."""
 
     unfit: set[nn.Module] = field(default_factory=set)
-    """Those that keep their activations."""
+    """Blocks that keep their activations."""
     ran: set[object] | None = None
-    """Those that ran in this pass, where to run again is to run with other statistics."""
-    given: list[tuple[nn.Module, Tensor, int]] | None = None
-    """What went into the blocks in this pass, and how often each had been written to then."""
+    """Blocks that ran in this forward, where a second call would have other statistics."""
+    inputs: list[tuple[nn.Module, Tensor, int]] | None = None
+    """Inputs of blocks in this forward, with their versions at that time."""
 
-    def written(self) -> set[nn.Module]:
-        """Blocks whose inputs were written to since, so that they cannot be worked out again from them."""
-        return {block for block, t, version in self.given or () if t._version != version}
+    @contextmanager
+    def watched(self, *, once: bool) -> Iterator[None]:
+        """Raise UnfitError for blocks whose inputs are changed in place before a forward ends.
+
+        once: raise it also for blocks that run twice.
+        """
+        self.ran, self.inputs = set() if once else None, []
+        try:
+            yield
+            if changed := {block for block, t, version in self.inputs or () if t._version != version}:
+                raise UnfitError(changed)
+        finally:
+            self.ran = self.inputs = None
 
 
 @contextmanager
-def recomputing(model: nn.Module, head: str | None, fitness: Fitness, caches: Caches) -> Iterator[None]:
-    """In here blocks keep only what goes into them; what lies between is worked out again in backward."""
+def recomputing(model: nn.Module, head: str | None, blocks: RecomputedBlocks, caches: Caches) -> Iterator[None]:
+    """Let blocks keep only their inputs; backward recomputes the rest."""
     layer = model.get_submodule(head) if head is not None else None
 
-    def forgetful(block: nn.Module, forward: Forward) -> Forward:
-        return _forgetful(block, forward, fitness, model, caches)
+    def wrap(block: nn.Module, forward: Forward) -> Forward:
+        return _checkpointed(block, forward, blocks, model, caches)
 
     with ExitStack() as stack:
-        for block in blocks_of(model, head):
-            if isinstance(block, nn.Sequential) and _chain(block):
-                forward = _in_parts(block, layer, forgetful)
+        for block in find_blocks(model, head):
+            if isinstance(block, nn.Sequential) and _is_chain(block):
+                forward = _segmented(block, layer, wrap)
             else:
-                forward = forgetful(block, block.forward)
-            stack.enter_context(replaced(block, forward))
+                forward = wrap(block, block.forward)
+            stack.enter_context(replaced_forward(block, forward))
         yield
 
 
-def _in_parts(
-    chain: nn.Sequential, head: nn.Module | None, forgetful: Callable[[nn.Module, Forward], Forward]
-) -> Forward:
-    parts = []
-    for part in _cut(chain):
-        through = _through(part)
-        whole = any(head is m for child in part for m in child.modules())
-        parts.append(through if whole else forgetful(chain, through))
-    return _through(parts)
+def _segmented(chain: nn.Sequential, head: nn.Module | None, wrap: Callable[[nn.Module, Forward], Forward]) -> Forward:
+    forwards = []
+    for segment in _segments(chain):
+        has_head = any(head is m for child in segment for m in child.modules())
+        forwards.append(_in_turn(segment) if has_head else wrap(chain, _in_turn(segment)))
+    return _in_turn(forwards)
 
 
-def _through(steps: Any) -> Forward:
+def _in_turn(steps: Iterable[Forward]) -> Forward:
     def run(x: Any) -> Any:
         for step in steps:
             x = step(x)
@@ -121,41 +129,43 @@ def _through(steps: Any) -> Forward:
     return run
 
 
-def _forgetful(block: nn.Module, forward: Forward, fitness: Fitness, model: nn.Module, caches: Caches) -> Forward:
-    own = object()  # a chain has several parts
+def _checkpointed(
+    block: nn.Module, forward: Forward, blocks: RecomputedBlocks, model: nn.Module, caches: Caches
+) -> Forward:
+    identity = object()  # a chain has several segments
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or block in fitness.unfit:
+        if not torch.is_grad_enabled() or block in blocks.unfit:
             return forward(*args, **kwargs)
-        if fitness.ran is not None:
-            if own in fitness.ran:
+        if blocks.ran is not None:
+            if identity in blocks.ran:
                 raise UnfitError({block})
-            fitness.ran.add(own)
+            blocks.ran.add(identity)
         given = tree_map(lambda leaf: leaf, (args, kwargs))  # lists of its own: a block may write to those it gets
         inputs = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
-        kept, waiting = caches.held(model), [(args, kwargs)]
+        cached, first_call = caches.values(model), [(args, kwargs)]
 
-        def once_more(*_: Tensor) -> Any:
-            if not waiting:
-                caches.put(model, kept)
-            their, named = waiting.pop() if waiting else tree_map(lambda leaf: leaf, given)
-            return forward(*their, **named)
+        def compute(*_: Tensor) -> Any:
+            if not first_call:
+                caches.assign(model, cached)
+            positional, named = first_call.pop() if first_call else tree_map(lambda leaf: leaf, given)
+            return forward(*positional, **named)
 
-        held = [t for t in (*inputs, *block.buffers()) if not t.is_inference()]
-        before = [t._version for t in held]
-        out = checkpoint(once_more, *inputs, use_reentrant=False)
-        if before != [t._version for t in held]:
+        watched = [t for t in (*inputs, *block.buffers()) if not t.is_inference()]
+        before = [t._version for t in watched]
+        out = checkpoint(compute, *inputs, use_reentrant=False)
+        if before != [t._version for t in watched]:
             raise UnfitError({block})
-        if fitness.given is not None:
-            fitness.given += [(block, t, t._version) for t in inputs if not t.is_inference()]
+        if blocks.inputs is not None:
+            blocks.inputs += [(block, t, t._version) for t in inputs if not t.is_inference()]
         return out
 
     return run
 
 
 @contextmanager
-def replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """A module with another forward, for a while."""
+def replaced_forward(module: nn.Module, forward: Forward) -> Iterator[None]:
+    """Give a module another forward for a while."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

@@ -1,43 +1,58 @@
-"""How a model is run: in which precision and layout, compiled or not, and whether activations are kept for backward."""
+"""Runs a model: precision, memory layout, graphs, recomputation of activations, caches and the form of its calls."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from trueup import devices
+from trueup.finite import NotFiniteError, check_values, usable
+from trueup.model.caches import Caches
+from trueup.model.calls import Batch, Signature, as_called
+from trueup.model.graph import Calls, Graph, recording_calls
+from trueup.model.heads import as_logits, call_model, output_function
+from trueup.model.recompute import RecomputedBlocks, UnfitError, recomputing
+from trueup.model.steps import Steps
+from trueup.norm.base import NormPolicy, SourcePolicy
+from trueup.validate import check_bool, check_choice
+
+log = logging.getLogger("trueup")
+
+T = TypeVar("T")
+
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-SCALE = 2.0**12  # of a loss in fp16, so that small gradients are not rounded to zero
+LOSS_SCALE = 2.0**12  # in fp16, so that small gradients are not rounded to zero
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
-    """Settings of how a model is run; they change the time and the memory that it takes, and roundings."""
+class RunSettings:
+    """Settings for running a model; they change time, memory and roundings, and nothing else."""
 
     precision: str = "float32"
-    """"float32" (what the model has, and autocast as it is set outside), "bf16" or "fp16" (autocast), or "auto"."""
+    """"float32" (the model's own, with autocast as it is set outside), "bf16" or "fp16" (autocast), or "auto"."""
     channels_last: bool | str | None = None
-    """Whether convolutions have their channels last in memory; "auto" measures. None: as the model has it, and with
-    memory="low" last, if the model can be run so: convolutions then make no copies in a layout of their own."""
+    """Memory layout of convolutions; "auto" measures. None: the model's own, and with memory="low" channels last, if
+    the model can be run so: convolutions then make no copies in a layout of their own."""
     compile: bool = False
-    """Whether torch.compile makes a graph of the network."""
+    """True to compile the model with torch.compile."""
     memory: str = "usual"
-    """"low": activations are worked out again in backward, block by block, and features are kept in half precision."""
+    """"low": recompute activations in backward, block by block, and keep features in half precision."""
     measured: tuple[str, ...] = ()
-    """Which of these were left open and have been found out; of them a saved state brings its own choice."""
+    """Names of settings that were measured; a saved state brings its own values of these."""
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
-        if self.precision not in (*PRECISIONS, "auto"):
-            raise ValueError(f"precision={self.precision!r} must be 'float32', 'bf16', 'fp16' or 'auto'")
+        check_choice("precision", self.precision, (*PRECISIONS, "auto"))
         if not isinstance(self.channels_last, bool | None) and self.channels_last != "auto":
             raise ValueError(f"channels_last={self.channels_last!r} must be True, False or 'auto'")
-        if not isinstance(self.compile, bool):
-            raise ValueError(f"compile={self.compile!r} must be True or False")
-        if self.memory not in ("usual", "low"):
-            raise ValueError(f"memory={self.memory!r} must be 'usual' or 'low'")
+        check_bool("compile", self.compile)
+        check_choice("memory", self.memory, ("usual", "low"))
         if self.compile and self.memory == "low":
             raise ValueError("compile=True and memory='low' do not go together: leave one out")
         if self.channels_last is None and self.memory == "usual":
@@ -45,38 +60,140 @@ class Engine:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """What is still to be found out with a batch."""
+        """Return the names of settings that are still to be measured with a batch."""
         names = ("precision", "channels_last")
         return tuple(name for name in names if getattr(self, name) in ("auto", None))
 
-    @property
-    def scale(self) -> float:
-        """What a loss is multiplied with before its gradient is worked out."""
-        return SCALE if self.precision == "fp16" else 1.0
-
-    def suits(self, norm: str) -> None:
-        """Refuse a policy of normalisation that cannot be run so."""
-        if self.compile and norm not in ("source", "batch"):
+    def check_policy(self, policy: NormPolicy) -> None:
+        """Refuse a normalisation policy that these settings cannot follow."""
+        norm = policy.norm
+        if self.compile and not policy.compilable:
             raise ValueError(f"compile=True goes with norm='source' or 'batch', not with norm={norm!r}: leave one out")
-        if self.memory == "low" and norm.startswith("instance"):
+        if self.memory == "low" and not policy.recomputable:
             raise ValueError(f"memory='low' does not go with norm={norm!r}, whose statistics move with a forward")
 
-    def lay_out(self, model: nn.Module, moved: set[str]) -> None:
-        """Put the weights of convolutions in their place; `moved` are the names of those that were elsewhere."""
-        last, usual = torch.channels_last, torch.contiguous_format
-        for name, p in model.named_parameters() if self.channels_last is True else ():
-            if p.ndim == 4 and not p.is_contiguous(memory_format=last):
-                p.data = p.data.contiguous(memory_format=last)
-                moved.add(name)
-        while moved and self.channels_last is not True:
-            p = model.get_parameter(moved.pop())
-            p.data = p.data.contiguous(memory_format=usual)
-
-    def placed(self, x: Tensor) -> Tensor:
-        """An input laid out like the weights."""
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last is True and x.ndim == 4 else x
-
-    def running(self, device: str) -> AbstractContextManager[object]:
-        """In here the model runs in this precision."""
+    def autocast(self, device: str) -> AbstractContextManager[object]:
+        """Return the context in which the model runs in this precision."""
         dtype = PRECISIONS.get(self.precision)
         return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
+
+
+class Runner:
+    """Runs one model on batches, under settings that may change, and counts the optimiser's steps."""
+
+    def __init__(self, model: nn.Module, output: Callable[[Any], Tensor] | str | None) -> None:
+        self.model = model
+        self.output = output_function(output)
+        self.settings = RunSettings()
+        self.steps = Steps()
+        self.signature: Signature | None = None  # of the calls in this batch, if the model takes more than one tensor
+        self.caches: Caches | None = None  # unknown before the first batch
+        self.blocks = RecomputedBlocks()
+        self._graph: Graph | None = None
+        self._channels_last: set[str] = set()  # names of weights that were laid out with channels last
+        self._recomputes = self._warned = False
+
+    def use(self, settings: RunSettings, policy: NormPolicy) -> None:
+        """Run the model with these settings from now on."""
+        settings.check_policy(policy)
+        self.settings = settings
+        self._graph = Graph() if settings.compile else None
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Give the weights of convolutions the memory layout of the settings."""
+        last, moved = self.settings.channels_last is True, self._channels_last
+        for name, p in self.model.named_parameters() if last else ():
+            if p.ndim == 4 and not p.is_contiguous(memory_format=torch.channels_last):
+                p.data = p.data.contiguous(memory_format=torch.channels_last)
+                moved.add(name)
+        while moved and not last:
+            p = self.model.get_parameter(moved.pop())
+            p.data = p.data.contiguous(memory_format=torch.contiguous_format)
+
+    @property
+    def low_memory(self) -> bool:
+        """Return whether memory is saved at the cost of time."""
+        return self.settings.memory == "low"
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the factor of a loss against underflow of its gradient."""
+        return self.steps.scale(LOSS_SCALE if self.settings.precision == "fp16" else 1.0)
+
+    def as_called(self, x: Tensor) -> Tensor:
+        """Return images in the form of this batch's calls."""
+        return as_called(x, self.signature)
+
+    def uses_graph(self, rows: int, policy: NormPolicy) -> bool:
+        """Return whether a batch of so many images runs compiled; hooks set the statistics of a very small one."""
+        if self._graph is None:
+            return False
+        enough = isinstance(policy, SourcePolicy) or rows >= policy.fewest
+        if not enough and not self._warned:
+            log.info("batches of less than %d images run without a graph, unless with norm='source'", policy.fewest)
+            self._warned = True
+        return enough
+
+    def run(self, x: Tensor, head: nn.Module | None, policy: NormPolicy, least: int) -> tuple[Tensor, Calls]:
+        """Return the model's logits, of at least so many channels, and the inputs and outputs of its head."""
+        images = x
+        if self.settings.channels_last is True and x.ndim == 4:
+            images = x.contiguous(memory_format=torch.channels_last)
+            images = x.with_images(images) if isinstance(x, Batch) else images
+        with self.settings.autocast(x.device.type):
+            if self._graph is not None and self.uses_graph(len(x), policy):
+                answer, calls = self._graph(self.model, head, images)
+            else:
+                with recording_calls(head) as calls:
+                    answer = call_model(self.without_caches(), images)
+        return as_logits(answer, self.output, rows=len(x), least=least), calls
+
+    def without_caches(self) -> nn.Module:
+        """Return the model, cleared of tensors that it cached in earlier forwards."""
+        if self.caches is not None:
+            self.caches.clear(self.model)
+        return self.model
+
+    def check_finite(self, x: Tensor, features: Tensor, logits: Tensor) -> None:
+        """Refuse an answer that is not finite; a device is waited for once, also for the outcome of earlier steps."""
+        fine = (_norm(features) + _norm(logits)).isfinite()
+        if not self.steps.look(fine & usable(x) if devices.waits(x) else fine):
+            check_values(x)
+            raise NotFiniteError(
+                "the model's answer to this batch is not finite: the values are too large, "
+                "or adaptation went astray (reset() goes back, a smaller lr helps)"
+            )
+
+    @contextmanager
+    def recomputing(self, head: str | None) -> Iterator[None]:
+        """With low memory, let blocks keep only their inputs and recompute the rest in backward."""
+        if not self.low_memory or self._recomputes:
+            yield
+            return
+        self._recomputes = True
+        try:
+            with recomputing(self.model, head, self.blocks, self.caches or Caches()):
+                yield
+        finally:
+            self._recomputes = False
+
+    def retrying(self, forward: Callable[[], T], head: str | None, policy: NormPolicy) -> T:
+        """Call a forward; call it again, from the same buffers, if blocks turn out to be unfit for recomputation."""
+        if not self.low_memory or not torch.is_grad_enabled():
+            return forward()
+        buffers = [(part, name, t.clone()) for part in (self.model, policy) for name, t in part.named_buffers()]
+        try:
+            with self.recomputing(head), self.blocks.watched(once=policy.moves_in_forward):
+                return forward()
+        except UnfitError as error:
+            self.blocks.unfit |= error.blocks
+        for part, name, t in buffers:
+            part.get_buffer(name).copy_(t)
+        return self.retrying(forward, head, policy)
+
+
+def _norm(values: Tensor) -> Tensor:
+    """Return the norm of all values: if it is finite, their sums and the norms of parts are, too."""
+    norm: Tensor = torch.linalg.vector_norm(values.detach())
+    return norm

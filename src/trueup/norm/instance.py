@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.finite import NotFiniteError, all_finite
+from trueup.hooks import hooked
+from trueup.norm.base import Moments, NormPolicy, batchnorms, own_statistics, refuse_not_finite
 
-RATE = 0.01  # how far a batch that is learnt from moves the estimates
+RATE = 0.01  # how far an updating forward moves the estimates
 
 
-@contextmanager
-def correcting(model: nn.Module, reach: float, *, update: bool, centred: bool = False) -> Iterator[None]:
-    """Let BatchNorm layers with running statistics correct them for each image; see `corrected`.
+class InstancePolicy(NormPolicy):
+    """Running estimates, corrected for each image; the number is how many deviations stay uncorrected.
 
-    The middle is the estimates; `centred`, it is the batch's moments, as in training. With `update` the estimates move
-    to these once the whole forward went well. Not for models that work out activations again in backward.
+    Where `centred`, images are corrected from the batch's moments instead, as in training.
     """
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
-    seen: dict[_BatchNorm, tuple[Tensor, Tensor]] = {}
 
-    def replace(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        assert isinstance(layer, _BatchNorm)
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
+    default = 4.0
+    remembers = True
+    recomputable = False
+
+    def following(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Replace the layers' answers."""
+        return hooked(batchnorms(model), after=self._normalize)
+
+    @torch.no_grad()
+    def remember(self, model: nn.Module, seen: dict[_BatchNorm, Moments]) -> None:
+        """Move the estimates towards the batch's moments."""
+        refuse_not_finite(list(seen.values()))
+        for layer, moments in seen.items():
+            for estimate, new in zip(own_statistics(layer), moments, strict=True):
+                estimate.lerp_(new.to(estimate), RATE)
+
+    def _normalize(self, layer: _BatchNorm, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         x = args[0].to(torch.promote_types(args[0].dtype, torch.float32))
-        mean, variance = layer.running_mean.to(x), layer.running_var.to(x)
-        if (update or centred) and x.numel() > x.shape[1]:
+        mean, variance = (t.to(x) for t in own_statistics(layer))
+        if (self.seen is not None or self.centred) and x.numel() > x.shape[1]:
             own = torch.var_mean(x, dim=[d for d in range(x.ndim) if d != 1], correction=1)
-            if update:
-                seen[layer] = (own[1].detach(), own[0].detach())
-            if centred:
+            if self.seen is not None:
+                self.seen[layer] = (own[1].detach(), own[0].detach())
+            if self.centred:
                 variance, mean = own
-        mean, variance = corrected(x, mean, variance, layer.eps, reach)
+        mean, variance = corrected(x, mean, variance, layer.eps, self.number)
         y = (x - mean) * torch.rsqrt(variance + layer.eps)
         shape = (1, -1, *[1] * (x.ndim - 2))
         if layer.weight is not None:
@@ -45,20 +54,12 @@ def correcting(model: nn.Module, reach: float, *, update: bool, centred: bool = 
             y = y + layer.bias.to(x).reshape(shape)
         return y.to(out.dtype)
 
-    handles = [layer.register_forward_hook(replace) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-    _move(seen)
-
 
 def corrected(x: Tensor, mean: Tensor, variance: Tensor, eps: float, reach: float) -> tuple[Tensor, Tensor]:
-    """The moments that each image (N, C, ...) is normalised with, of shape (N, C, 1, ...) or (1, C).
+    """Return the moments to normalise each image (N, C, ...) with, of shape (N, C, 1, ...) or (1, C).
 
     An image's own moments are those of a sample of L pixels, so they scatter: the mean by sqrt(variance / L), the
-    variance by variance · sqrt(2 / (L - 1)). What lies within `reach` such deviations is chance, and is left out.
+    variance by variance · sqrt(2 / (L - 1)). Differences within `reach` such deviations are chance, and are left out.
     """
     shape, pixels = (1, -1, *[1] * (x.ndim - 2)), x[0, 0].numel()
     mean, variance = mean.reshape(shape), variance.reshape(shape)
@@ -73,19 +74,5 @@ def corrected(x: Tensor, mean: Tensor, variance: Tensor, eps: float, reach: floa
 
 
 def _shrunk(values: Tensor, by: Tensor) -> Tensor:
-    """Nearer to zero by so much, and zero where that is farther."""
+    """Move values towards zero, and not beyond it."""
     return values.sign() * (values.abs() - by).clamp(min=0)
-
-
-def _move(seen: dict[_BatchNorm, tuple[Tensor, Tensor]]) -> None:
-    """Move the estimates to what was seen, unless that is not finite."""
-    if not all_finite(t for moments in seen.values() for t in moments):
-        raise NotFiniteError(
-            "the batch's normalisation statistics are not finite: its values are too large for this model"
-        )
-    with torch.no_grad():
-        for layer, (mean, variance) in seen.items():
-            assert layer.running_mean is not None
-            assert layer.running_var is not None
-            layer.running_mean.lerp_(mean.to(layer.running_mean), RATE)
-            layer.running_var.lerp_(variance.to(layer.running_var), RATE)
