@@ -87,14 +87,14 @@ ROWS = [
         "test_caches",
     ),
     (
-        "shift: old images count as new ones",
+        "drift alarm: old images count as new ones",
         "PooledMoments.add",
         "keep = math.exp(-(images - float(self.at)) / self.memory)",
         "keep = 1.0",
         "test_drift_alarm",
     ),
     (
-        "shift: told again and again",
+        "drift alarm: told again and again",
         "Shift._alarm",
         "size > 1 and not bool(state.told[i])",
         "size > 1",

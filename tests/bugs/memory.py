@@ -87,14 +87,14 @@ ROWS = [
         "test_bank",
     ),
     (
-        "pixels: entries forget what they stand for",
+        "pixel bank: entries forget what they stand for",
         "draw_pixels",
         "count / count.clamp(max=samples)",
         "torch.ones_like(count)",
         "test_pixel_tsd",
     ),
     (
-        "pixels: the same pixels every time",
+        "pixel bank: the same pixels every time",
         "draw_pixels",
         "torch.rand(label.shape, device=label.device)",
         "torch.ones_like(label, dtype=torch.float32)",

@@ -22,6 +22,12 @@ ROWS = [
         'METRICS[metric or "accuracy"]',
         "test_tables",
     ),
-    ("versus: seconds of targets are averaged", "", 'SUMMED = ("seconds",)', "SUMMED = ()", "test_paper_table"),
-    ("versus: a seed that lacks a target counts", "values_of", "None not in values", "any(values)", "test_paper_table"),
+    ("paper table: seconds of targets are averaged", "", 'SUMMED = ("seconds",)', "SUMMED = ()", "test_paper_table"),
+    (
+        "paper table: a seed that lacks a target counts",
+        "values_of",
+        "None not in values",
+        "any(values)",
+        "test_paper_table",
+    ),
 ]

@@ -51,7 +51,7 @@ ROWS = [
         "test_swad",
     ),
     (
-        "split: the same for all seeds",
+        "holdout: the same for all seeds",
         "split_holdout",
         "[seed, zlib.crc32(domain.name.encode())]",
         "[0, zlib.crc32(domain.name.encode())]",
@@ -86,7 +86,7 @@ ROWS = [
         "test_tasks test_mask_training",
     ),
     (
-        "masks: two scans of a patient on both sides of the split",
+        "holdout: two scans of a patient on both sides",
         "split_holdout",
         "np.isin(domain.labels, patients[:cut])",
         "np.isin(domain.case, patients[:cut])",
