@@ -8,7 +8,7 @@ ROWS = [
         "1.0",
         "test_compare",
     ),
-    ("compare: a source at sea is believed", "_at_sea", "peer.value < AT_SEA", "False", "test_estimates"),
+    ("compare: a source that is lost is believed", "_source_is_lost", "peer.value < LOST", "False", "test_estimates"),
     ("compare: too few images decide", "_choose", "ahead.value <= ahead.doubt", "False", "test_estimates"),
     ("compare: presets have no guard", "Trial.adapter", "Guard() if self.guard else None", "None", "test_compare"),
 ]

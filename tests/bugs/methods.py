@@ -48,8 +48,14 @@ ROWS = [
         "test_pixel_tsd",
     ),
     ("tent: flipped sign", "Tent.loss", "entropy(out.logits).mean()", "-entropy(out.logits).mean()", "test_tent"),
-    ("pl: everything is confident", "Pl.loss", "confidence > self.threshold", "confidence > 0", "test_pl"),
-    ("pl: a step without samples", "Pl.loss", "return None", "return out.logits.sum() * 0", "test_pl"),
+    (
+        "pl: everything is confident",
+        "Pl.loss",
+        "pseudo_label_loss(out.logits, self.threshold)",
+        "pseudo_label_loss(out.logits, 0.0)",
+        "test_pl",
+    ),
+    ("pl: a step without samples", "pseudo_label_loss", "return None", "return logits.sum() * 0", "test_pl"),
     (
         "shot-im: diversity punished",
         "ShotIm.loss",
@@ -64,7 +70,13 @@ ROWS = [
         "Bank(net.classes, net.weight.shape[1], self.per_class, net.weight, half=half)",
         "test_t3a",
     ),
-    ("t3a: answers before it observes", "T3a.observe", "remember(state, out.features, out.scores)", "pass", "test_t3a"),
+    (
+        "t3a: answers before it observes",
+        "T3a.observe",
+        "insert_predicted(state, out.features, out.scores)",
+        "pass",
+        "test_t3a",
+    ),
     (
         "eta: m from all samples",
         "Eta.loss",
@@ -138,7 +150,7 @@ ROWS = [
     ("sar: the second pass takes everybody back in", "Sar.loss", 'reliable &= first["reliable"]', "pass", "test_sar"),
     (
         "sar: the last layers learn, too",
-        "without_last",
+        "sgd_without_last",
         "max(1, len(layers) - math.ceil(part * len(layers)))",
         "len(layers)",
         "test_sar",
@@ -168,8 +180,8 @@ ROWS = [
     (
         "views: ROID repeats the edge",
         "roid_view",
-        '_moved(view, 1.0, "reflection")',
-        '_moved(view, 1.0, "border")',
+        '_random_affine(view, 1.0, "reflection")',
+        '_random_affine(view, 1.0, "border")',
         "test_views",
     ),
     ("roid: no way back to the source", "Roid.after", "p.lerp_(source, 1 - self.keep)", "pass", "test_roid"),
@@ -216,7 +228,13 @@ ROWS = [
         "torch.rand(p.shape, device=p.device) < 0",
         "test_cotta",
     ),
-    ("shot: labels of all samples", "Shot.loss", "confidence > self.threshold", "confidence > 0", "test_shot"),
+    (
+        "shot: labels of all samples",
+        "Shot.loss",
+        "pseudo_label_loss(out.logits, self.threshold)",
+        "pseudo_label_loss(out.logits, 0.0)",
+        "test_shot",
+    ),
     (
         "rdumb: a fresh start one batch late",
         "Rdumb.after",
@@ -234,10 +252,10 @@ ROWS = [
     ("tast: answers from after the step", "Tast.after", "old.copy_(value)", "pass", "test_tast"),
     (
         "tast-bn: certain images leave",
-        "Certain.add",
+        "LowEntropyBuffer.add",
         "order[entropy[order].argsort(stable=True)]",
         "order[entropy[order].argsort(stable=True, descending=True)]",
-        "test_tast_bn",
+        "test_tast_bn test_image_buffer",
     ),
     (
         "adacontrast: keys of its own class push, too",

@@ -66,7 +66,7 @@ ROWS = [
         "test_policy_names",
     ),
     (
-        "engine: squares of halves",
+        "statistics: squares of halves",
         "biased_moments",
         "x = x.to(torch.promote_types(x.dtype, torch.float32))",
         "pass",
