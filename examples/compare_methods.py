@@ -1,6 +1,6 @@
 """Compare all methods on a shifted stream: a small model, adapted by each of them, and a table of the results.
 
-The images are synthetic gratings, with three source models and a stream for each. `make demo` runs this.
+The images are synthetic gratings, with three source models and a stream for each. `trueup demo` does more.
 """
 
 import logging
