@@ -84,14 +84,14 @@ ROWS = [
         "augment_with_mask",
         "_pillow(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)",
         "_pillow(mask).transform((width, height), Pillow.Transform.AFFINE, (1, 0, 0, 0, 1, 0), Pillow.Resampling.NEAREST)",
-        "test_transforms test_mask_training",
+        "test_tasks",
     ),
     (
         "masks: mirror images",
         "augment_with_mask",
         "(cos, -sin, x - cos * (x + right) + sin * (y + down), sin, cos, y - sin * (x + right) - cos * (y + down))",
         "(-cos, sin, x + cos * (x + right) - sin * (y + down), sin, cos, y - sin * (x + right) - cos * (y + down))",
-        "test_transforms test_mask_training",
+        "test_tasks",
     ),
     (
         "masks: classes between classes",
