@@ -29,6 +29,7 @@ ROWS = [
         "hooked",
         "try:\n    yield\nfinally:\n    for handle in handles:\n        handle.remove()",
         "yield\nfor handle in handles:\n    handle.remove()",
+        "test_policy",
     ),
     (
         "head: any layer of the right width",
