@@ -148,7 +148,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(3)}, tmp_path / "weights.safetensors")
     torch.save({"a": 1}, tmp_path / "pickle.pt")
     for name in ("weights.safetensors", "pickle.pt"):
-        with pytest.raises(ValueError, match="is no state of trueup's"):
+        with pytest.raises(ValueError, match="is not a trueup state file"):
             trueup.adapt(convnet(), "tsd").load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         trueup.adapt(convnet(), "tsd").load(tmp_path / "missing")

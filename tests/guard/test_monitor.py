@@ -91,7 +91,7 @@ def test_where_nothing_is_wrong_it_only_watches(method: str) -> None:
         # On its own the source is watched by a drift alarm, and this is a shift.
         assert {name for name, n in guarded.health.events.items() if n} <= ({"drift"} if method == "source" else set())
         assert equal(vital(plain), vital(guarded))
-        assert same(list(plain._random.states.values()), list(guarded._random.states.values()))
+        assert same(list(plain.random.states.values()), list(guarded.random.states.values()))
 
 
 @pytest.mark.parametrize("where", ["autocast", "inference", "episodic", "masks", "labels", "label vectors"])
@@ -293,7 +293,7 @@ def test_every_event_is_told_and_logged(caplog: pytest.LogCaptureFixture) -> Non
     told: list[Event] = []
     script = {1: "suspect", 3: "pull", 4: "reset", 5: "rollback", 6: "fallback"}
     adapter = scripted(script, notify=told.append)
-    object.__setattr__(adapter.monitor.guard, "rules", (*adapter.monitor.guard.rules, Never()))
+    adapter.monitor.rules = (*adapter.monitor.rules, Never())
     bad = XS[7].clone()
     bad[3] = torch.nan
     with caplog.at_level(logging.INFO, logger="trueup"):

@@ -164,8 +164,8 @@ def test_each_label_is_a_problem_of_its_own(method: str) -> None:
             Constant(torch.stack((torch.zeros_like(p), p), dim=1).detach()), method, params="none", **hyper
         )
         single(x)
-        seen = single._hooks.forward(single.net, x, single.state)
-        value = single._hooks.loss(
+        seen = single.hooks.forward(single.net, x, single.state)
+        value = single.hooks.loss(
             single.net, seen, trueup.adapt(single.unwrap(), method, params="none", **hyper, example=x).state
         )
         alone.append(value)

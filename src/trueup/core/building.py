@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,17 +43,30 @@ def build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: T
         adapter.undo.capture()
 
 
+@dataclass
+class Attempt:
+    """Something that is undone if it fails; an interrupt after it is complete changes nothing."""
+
+    complete: bool = False
+
+
 @contextmanager
-def restored_on_error(adapter: AdapterBase) -> Iterator[None]:
-    """Put back the attributes of an adapter and its network if the block raises."""
+def restored_on_error(adapter: AdapterBase, attempt: Attempt | None = None) -> Iterator[None]:
+    """Put back the attributes of an adapter and its network if the block raises before the attempt is complete."""
     parts = [vars(adapter), adapter._modules, *adapter.net.registries()]
     before = [dict(part) for part in parts]
     try:
         yield
     except BaseException:
-        for part, values in zip(parts, before, strict=True):
-            part.clear()
-            part.update(values)
+        while attempt is None or not attempt.complete:
+            try:
+                for part, values in zip(parts, before, strict=True):
+                    part.update(values)
+                    for name in part.keys() - values.keys():
+                        del part[name]
+                break
+            except KeyboardInterrupt:  # a second Ctrl-C must not leave a mixture either
+                continue
         raise
 
 

@@ -47,9 +47,11 @@ def refuse_foreign(adapter: AdapterBase, header: dict[str, Any], path: str | Pat
     method = adapter.method if adapter.built else for_task(adapter.method, adapter.given, header["task"])
     ours = identity(adapter, method)
     theirs = {**header, "hyperparameters": {**_later_defaults(method), **header["hyperparameters"]}}
-    theirs |= {key: _from_repr(header[key]) for key in ("guard", "pixels")}
+    guard = None if adapter.monitor is None else adapter.monitor.guard
+    theirs |= {"guard": _read(header["guard"], guard), "pixels": _read(header["pixels"], adapter.net.normalization)}
     for key, reason in REASONS.items():
-        if ours[key] != theirs[key] and (key != "parameters" or adapter.built):
+        same = ours[key] == theirs[key] or json.dumps(ours[key]) == json.dumps(theirs[key])  # NaN equals NaN in JSON
+        if not same and (key != "parameters" or adapter.built):
             there, here = _apart(theirs[key], ours[key])
             raise ValueError(f"{path} belongs to {reason}: {brief(there)}, here {brief(here)}")
     head = adapter.net.head if adapter.built else adapter.head_name
@@ -64,8 +66,9 @@ def brief(value: Any) -> str:
 
 
 def _plain(value: Any, *, rule: bool = False) -> Any:
-    """Return settings as JSON gives them back; a rule of a guard with its name."""
-    if dataclasses.is_dataclass(value):
+    """Return settings as JSON gives them back: a rule of a guard with its name, or by its own text if it has one."""
+    # The text that a dataclass makes of itself is wrapped against recursion; a class may also bring its own.
+    if dataclasses.is_dataclass(value) and hasattr(vars(type(value)).get("__repr__"), "__wrapped__"):
         shown = {f.name: _plain(getattr(value, f.name), rule=True) for f in dataclasses.fields(value) if f.repr}
         return {"rule": type(value).__name__, **shown} if rule else shown
     if isinstance(value, tuple | list):
@@ -73,11 +76,16 @@ def _plain(value: Any, *, rule: bool = False) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def _from_repr(value: Any) -> Any:
+def _read(value: Any, ours: Any) -> Any:
     """Return settings as plain data; older files hold them as the text of a constructor call."""
     if not isinstance(value, str):
         return value
-    return _from_call(ast.parse(value, mode="eval").body, rule=False) if value else None
+    if value in (repr(ours), repr(ours).replace("Normalization", "Pixels", 1)):
+        return _plain(ours)
+    try:
+        return _from_call(ast.parse(value, mode="eval").body, rule=False) if value else None
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return value
 
 
 def _from_call(node: ast.expr, *, rule: bool) -> Any:

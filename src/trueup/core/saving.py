@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trueup.core import files
-from trueup.core.building import build, restored_on_error
+from trueup.core.building import Attempt, build, restored_on_error
 from trueup.core.copying import networks
 from trueup.core.identity import brief, identity, refuse_foreign
 from trueup.core.state import (
@@ -25,6 +25,7 @@ from trueup.core.state import (
     with_tensors,
 )
 from trueup.core.undo import all_or_nothing
+from trueup.model.runner import RunSettings
 from trueup.validate import check_int
 from trueup.version import __version__
 
@@ -88,35 +89,42 @@ def from_file(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str
     """Apply the contents of a state file; one that is wrong anywhere changes nothing."""
     header = {**OLDER, "shrunk": 0, "images": 0, **header}
     try:
-        with restored_on_error(adapter), all_or_nothing(adapter):
-            refuse_foreign(adapter, header, path)
-            with _run_as_saved(adapter, header, path):
-                if not adapter.built:
-                    check_int("classes", header["classes"], 1)
-                    build(adapter, header["head"], header["classes"], header["task"])
-                    refuse_foreign(adapter, header, path)
-                _apply(adapter, tensors, header, path)
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError, SyntaxError) as error:
+        refuse_foreign(adapter, header, path)
+        attempt, settings = Attempt(), _settings_of(adapter, header, path)
+        with _run_with(adapter, settings, attempt), restored_on_error(adapter, attempt), all_or_nothing(adapter):
+            if not adapter.built:
+                check_int("classes", header["classes"], 1)
+                build(adapter, header["head"], header["classes"], header["task"])
+                refuse_foreign(adapter, header, path)
+            _apply(adapter, tensors, header, path)
+            attempt.complete = True
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path} holds no state of this adapter: {type(error).__name__}: {error}") from error
 
 
+def _settings_of(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> RunSettings:
+    """Return how the networks of a file ran, where that was measured and not set by the user."""
+    ours = adapter.net.runner.settings
+    found = ours.open or ours.measured
+    settings = replace(ours, measured=found, **{key: header["engine"][key] for key in found})
+    if settings.open:
+        raise ValueError(f"{path} does not say how its model ran: {brief(header['engine'])}")
+    return settings
+
+
 @contextmanager
-def _run_as_saved(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> Iterator[None]:
-    """Run the networks as those of the file ran, where that was measured and not set by the user."""
-    before = adapter.net.runner.settings
-    found = before.open or before.measured
-    if not found:
+def _run_with(adapter: AdapterBase, settings: RunSettings, attempt: Attempt) -> Iterator[None]:
+    """Run all networks with other settings from now on, unless the attempt fails."""
+    before, nets = adapter.net.runner.settings, networks(adapter)
+    if settings == before:
         yield
         return
-    engine = replace(before, measured=found, **{key: header["engine"][key] for key in found})
-    if engine.open:
-        raise ValueError(f"{path} does not say how its model ran: {brief(header['engine'])}")
     try:
-        for net in networks(adapter):
-            net.use(engine)
+        for net in nets:
+            net.use(settings)
         yield
     except BaseException:
-        for net in networks(adapter):
+        for net in nets if not attempt.complete else ():
             net.use(before)
         raise
 
@@ -125,9 +133,7 @@ def _apply(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str, A
     """Check everything, then apply it."""
     for count in ("batches", "images", "updates", "shrunk"):
         check_int(count, header[count], 0)
-    parts = split_by_part(
-        tensors, *["net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1"]
-    )
+    parts = split_by_part(tensors, *PARTS)
     for device, generator in parts["random"].items():
         torch.Generator(device).set_state(generator)
     _prepare_as_saved(adapter, parts, header["prepared"], path)
