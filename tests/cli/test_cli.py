@@ -200,7 +200,7 @@ def test_ctrl_c_promises_no_more_than_the_verb_keeps(
     monkeypatch.setattr(sys, "argv", ["trueup", *words])
     with pytest.raises(SystemExit, match="130"):
         start()
-    assert f"Stopped. {says}" in capsys.readouterr().err.replace("What is finished is kept; ", "")
+    assert f"Stopped. {says}" in capsys.readouterr().err.replace("Finished work is kept; ", "")
 
 
 def test_a_ctrl_c_that_python_forgets_is_heard_at_the_next_event() -> None:

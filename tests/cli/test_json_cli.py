@@ -13,6 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from trueup.bench.records import FILE, read_records
+from trueup.bench.stress import Stress
 from trueup.cli import options, stress
 from trueup.cli.app import app
 
@@ -88,7 +89,7 @@ def test_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(s["name"], s["runs"], s["done"]) for s in planned["scenarios"]] == [("iid", 2, 0), ("nan", 2, 0)]
     assert planned["methods"] == ["source", "tent"]
     assert (planned["runs"], planned["waiting"], planned["trainings"], planned["left_out"]) == (4, 4, 1, [])
-    monkeypatch.setattr(stress.Stress, "left_out", lambda _: ["nan is left out"])
+    monkeypatch.setattr(Stress, "left_out", lambda *_: ["nan is left out"])
     assert parsed(*WORDS, "--dry-run")["left_out"] == ["nan is left out"]
     assert not list(tmp_path.iterdir())
 

@@ -51,7 +51,7 @@ def test_models_that_cannot_be_copied_or_changed_are_refused() -> None:
         scripted = torch.jit.trace(convnet(), X)
     with pytest.raises(TypeError, match="TorchScript"):
         trueup.adapt(scripted, "tent")
-    with pytest.raises(ValueError, match="seed='a' must be a whole number"):
+    with pytest.raises(ValueError, match="seed='a' must be an integer"):
         trueup.adapt(convnet(), "tent", seed="a")
 
 
