@@ -17,8 +17,9 @@ import torchvision
 from measure import write
 
 import trueup
+from trueup.core import adapter as flow
+from trueup.core import guarded_batch
 from trueup.core.frozen_source import source_logits
-from trueup.guard import monitor as module
 
 CASES = [("tent", "norm"), ("tsd", "all")]
 
@@ -55,10 +56,14 @@ def measure(method: str, params: str, batch: int, size: int, batches: int) -> di
     watch = adapter.monitor
     assert watch is not None
     adapter._answer = answer(adapter._answer)  # type: ignore[method-assign]
-    for name in ("answer", "refuses", "stepped", "after"):
+    for name in ("refuses", "step_taken"):
         setattr(watch, name, free(getattr(watch, name)))
     step = whole(adapter)
-    with mock.patch.object(module, "source_logits", source(source_logits)):
+    with (
+        mock.patch.object(guarded_batch, "source_logits", source(source_logits)),
+        mock.patch.object(flow, "answer_good_rows", free(guarded_batch.answer_good_rows)),
+        mock.patch.object(flow, "judged_answer", free(guarded_batch.judged_answer)),
+    ):
         for _ in range(3):  # warm-up
             step(torch.randn(batch, 3, size, size))
         watch.marks.checking = 0  # all of the first window is compared; here is what comes after

@@ -390,7 +390,8 @@ def test_a_forged_checkpoint(forgery: str, tmp_path: Path) -> None:
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A checkpoint whose network is a function in the current folder; whoever imports it leaves a trace."""
     monkeypatch.chdir(tmp_path)
-    made = "def make(classes):\n    from trueup.source.networks import build\n    return build('digits-net', classes)\n"
+    made = "def make(classes):\n    from trueup.source.networks import build_network\n"
+    made += "    return build_network('digits-net', classes)\n"
     Path("planted_network.py").write_text(f"from pathlib import Path\nPath('canary').touch()\n{made}")
     forged = with_recipe(network="planted_network:make")
     Path("x.safetensors").write_bytes(signed(build_network("digits-net", 3).state_dict(), forged, "source"))

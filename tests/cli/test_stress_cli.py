@@ -97,8 +97,8 @@ def test_a_model_and_images_of_ones_own(tmp_path: Path) -> None:
         for i in range(12):
             light = np.full((16, 16, 3), 120 * (label == "cat") + 3 * i, dtype=np.uint8)
             Image.fromarray(light).save(tmp_path / "photos" / "street" / label / f"{i}.png")
-    program = "import torch; from trueup.source.networks import build; "
-    program += "torch.save(build('digits-net', 2, size=16).state_dict(), 'model.pt')"
+    program = "import torch; from trueup.source.networks import build_network; "
+    program += "torch.save(build_network('digits-net', 2, size=16).state_dict(), 'model.pt')"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     words = ["stress", "-d", "folder", "-r", "photos", "--checkpoint", "model.pt", "-n", "digits-net", "-m", "bn"]
     flags = ["--train", "size=16", "--scenario", "nan", "--scenario", "mixed", "--scenario", "batch-4"]

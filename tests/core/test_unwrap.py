@@ -369,7 +369,7 @@ def test_cotta_hands_over_its_teacher(confidence: float) -> None:
 
 LOST = {
     "t3a": "prototypes", "lame": "agreement", "tast": "projections", "tast-bn": "memory of images",
-    "tent-prebn": "normalisation layer", "roid": "prior", "memo": "step for each image", "cotta": "views",
+    "tent-prebn": "normalisation layer", "roid": "prior", "memo": "step on each image", "cotta": "views",
     "note": "corrected for each image",
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def test_all_commands_see_the_same_files(messy: tuple[Path, dict[str, str]], tmp
     root, skipped = messy
     dataset = open_dataset("folder", root)
     assert sorted(f for name in dataset.targets for f in dataset.domain(name).files) == GOOD  # type: ignore[attr-defined]
-    assert dict(dataset.find_skipped()) == skipped
+    assert dict(dataset.left_out()) == skipped
     assert list(open_image_folder(root, 2).domain.files) == GOOD
     found, rest = images.find_images(root, tmp_path / "out", ("",))
     assert [image.name for image in found] == GOOD
@@ -147,7 +147,7 @@ def test_a_domain_or_class_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "root/night/cat").symlink_to(tmp_path / "far/cat")
     dataset = open_dataset("folder", tmp_path / "root")
     assert dataset.targets == ("day", "night")
-    assert dataset.find_skipped() == {}
+    assert dataset.left_out() == {}
     assert dataset.domain("night").labels.tolist() == [0, 1]
 
 
@@ -181,7 +181,7 @@ def test_lists_that_are_pipes_are_not_read(tmp_path: Path) -> None:
         paint(tmp_path / domain / "dog/0.png")
     os.mkfifo(tmp_path / "photo_train.txt")
     dataset = open_dataset("pacs", tmp_path)
-    assert dataset.find_skipped() == {"photo_train.txt": "a named pipe"}
+    assert dataset.left_out() == {"photo_train.txt": "a named pipe"}
 
 
 # Long names

@@ -182,7 +182,7 @@ def test_what_is_no_volume_is_left_out(scans: Path, tmp_path: Path) -> None:
         ({"overlap": 1.0}, "overlap=1.0 must be from 0 to less than 1"),
         ({"field": 100.0}, "field=100.0 is for slices"),
         ({"resize": "crop"}, "resize='crop' is for slices"),
-        ({"normalize": ((0.1, 0.2, 0.3), (1.0,))}, "are of 3 channels, and a grey network has one"),
+        ({"normalize": ((0.1, 0.2, 0.3), (1.0,))}, "have 3 channels, but a grey network has one"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(values: dict[str, Any], says: str) -> None:
