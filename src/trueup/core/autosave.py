@@ -42,7 +42,7 @@ class Autosave:
                 path.unlink(missing_ok=True)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """A copy of an adapter, by pickle or deepcopy, has none: two must not write to one folder."""
+        """Leave nothing in a copy of the adapter: two must not write to one folder."""
         return type(None), ()
 
     def resume(self, adapter: AdapterBase) -> bool:
@@ -58,7 +58,7 @@ class Autosave:
         return False
 
     def states(self) -> list[Path]:
-        """The states in the folder, the oldest first."""
+        """Return the states in the folder, the oldest first."""
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def tick(self, adapter: AdapterBase) -> None:

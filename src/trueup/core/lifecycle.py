@@ -38,7 +38,7 @@ log = logging.getLogger("trueup")
 
 
 class AdapterBase(nn.Module):
-    """What an adapter is made of, and everything it can do apart from taking a batch."""
+    """The parts of an adapter, and everything it does apart from taking a batch."""
 
     method: Method
     hooks: Method | PerLabel
@@ -46,7 +46,7 @@ class AdapterBase(nn.Module):
     task: str | None
     net: SplitModel
     state: nn.Module
-    """What the method remembers."""
+    """Memory of the method."""
     optimizer: torch.optim.Optimizer | None
     monitor: Monitor | None
     fresh: AdapterState | None

@@ -37,7 +37,7 @@ class AdapterState:
     memory: nn.Module
     """The state of the method."""
     policy: dict[str, Tensor]
-    """What the normalisation policy remembers; empty at the start."""
+    """Buffers of the normalisation policy; empty at the start."""
     optimizer: dict[str, Any]
     """The state dict of the optimiser; empty at the start."""
     progress: Progress | None = None

@@ -63,7 +63,7 @@ class SegmentConfig:
     seed: int = 0
     device: str = "cpu"
     resize: Resize | None = None
-    """How pictures, and volumes without a field, become square: "pad" (default), "crop" or "squash"."""
+    """Way in which pictures, and volumes without a field, become square: "pad" (default), "crop" or "squash"."""
     range: Range | None = None
     """Values of black and white in pictures of more than 8 bits; None uses percentiles for grey ones."""
     grey: bool = False

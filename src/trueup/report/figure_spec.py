@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis with its title and unit; `ticks` are words that replace the numbers 0, 1, 2, …"""
+    """An axis with its title and unit; `ticks` are words in place of the numbers from 0 on."""
 
     title: str
     ticks: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ class SkipCheck(Exception):  # noqa: N818  (it is no error)
 
 
 def kinds(method: type[Method]) -> list[str]:
-    """What a method is to be tested with: images, pixels of one class each, pixels of several labels."""
+    """Return the kinds of data to test a method with: images, pixels of one class each, pixels of several labels."""
     names = {"classification": ["classification"], "segmentation": ["segmentation", "multilabel"]}
     return [kind for task in method.info.tasks for kind in names[task]]
 
@@ -45,11 +45,11 @@ class Case:
 
     @property
     def multilabel(self) -> bool:
-        """Whether each output is a label of its own."""
+        """True if each output is a label of its own."""
         return self.kind == "multilabel"
 
     def bare(self) -> Adapter:
-        """A new adapter of a tiny trained model, not prepared."""
+        """Return a new adapter of a tiny trained model, not prepared."""
         return adapt(self.model(), self.method(**self.hyper), multilabel=self.multilabel)
 
     def adapter(
@@ -60,7 +60,7 @@ class Case:
         guard: bool = False,
         **hyper: Any,
     ) -> Adapter:
-        """A new adapter of a tiny trained model; prepared, if the method asks for it."""
+        """Return a new adapter of a tiny trained model; prepared, if the method asks for it."""
         method = self.method(**{**self.hyper, **hyper})
         adapter = adapt(model or self.model(), method, example=example, multilabel=self.multilabel, guard=guard)
         if "prepare" in self.method.info.needs:
@@ -69,7 +69,7 @@ class Case:
         return adapter
 
     def model(self, norm: str = "batch", seed: int = 0) -> nn.Sequential:
-        """A tiny trained model, with BatchNorm or ("groups") with other normalisation and dropout."""
+        """Return a tiny trained model, with BatchNorm or ("groups") with other normalisation and dropout."""
         if self.task == "classification":
             return toys.convnet(seed) if norm == "batch" else toys.patchnet(seed)
         return toys.segnet(seed, norm=norm, multilabel=self.multilabel)
@@ -87,28 +87,28 @@ class Case:
         return [self.images(size or self.batch, seed=s, shift=shift)[0] for s in seeds]
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """The shape of the answer to n images."""
+        """Return the shape of the answer to n images."""
         if self.task == "classification":
             return n, toys.CLASSES
         return n, 2 if self.multilabel else 3, toys.SCENE, toys.SCENE
 
     def right(self, answer: Tensor, y: Tensor) -> Tensor:
-        """The part of an answer that is right."""
+        """Return the fraction of an answer that is right."""
         found = answer > 0 if self.multilabel else answer.argmax(dim=1)
         return (found == y).float().mean()
 
     def has(self, name: str) -> bool:
-        """Whether the method has this hyper-parameter."""
+        """Return True if the method has this hyper-parameter."""
         return name in self.method.__dataclass_fields__
 
     @property
     def learns(self) -> bool:
-        """Whether the method takes gradient steps."""
+        """True if the method takes gradient steps."""
         return issubclass(self.method, GradientMethod)
 
 
 def play(adapter: Adapter, xs: list[Tensor]) -> list[Tensor]:
-    """The adapter's answers to a stream."""
+    """Return the adapter's answers to a stream."""
     return [adapter(x) for x in xs]
 
 
@@ -136,15 +136,15 @@ def _whole(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def frozen(adapter: Adapter) -> Adapter:
-    """A copy to compare with later."""
+    """Copy an adapter to compare with later."""
     return copy.deepcopy(adapter)
 
 
 def storages(tensors: Iterator[Tensor] | list[Tensor]) -> list[int]:
-    """Where tensors keep their values; empty ones keep none."""
+    """Return the addresses of the storages of tensors; empty ones have none."""
     return [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
 
 
 def frozen_tensors(adapter: Adapter) -> list[Tensor]:
-    """Copies of all tensors of model and state."""
+    """Copy all tensors of model and state."""
     return [t.detach().clone() for part in (adapter.net, adapter.state) for t in (*part.parameters(), *part.buffers())]

@@ -15,7 +15,7 @@ SCENE = 32
 
 
 def images(n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """n images (n, 3, 16, 16) and labels; `shift` from 0 (as in training) to 1 fades, tints and stripes them."""
+    """Return n images (n, 3, 16, 16) and labels; `shift` from 0 (as in training) to 1 fades, tints and stripes them."""
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (n,), generator=g)
     angle = (y + 0.7 * torch.rand(n, generator=g) - 0.35) * (math.pi / CLASSES)
@@ -30,13 +30,13 @@ def images(n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 def _tint(column: Tensor) -> Tensor:
-    """A colour cast with stripes."""
+    """Return a colour cast with stripes."""
     tint = torch.tensor([0.9, -0.6, 0.4]).view(1, 3, 1, 1)
     return tint + torch.sin(2.2 * column) * torch.tensor([0.4, 0.1, -0.3]).view(1, 3, 1, 1)
 
 
 def scenes(n: int, *, seed: int, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """n images (n, 3, 32, 32) and masks (n, 32, 32): a bright disc (1), a striped one in it (2); `shift` as above."""
+    """Return images (n, 3, 32, 32) and masks: a bright disc (1) with a striped one (2) in it; `shift` as above."""
     g = torch.Generator().manual_seed(seed)
     row, column = torch.meshgrid(torch.arange(SCENE).float(), torch.arange(SCENE).float(), indexing="ij")
     middle = 12 + 8 * torch.rand(n, 2, 1, 1, generator=g)
@@ -56,17 +56,17 @@ def as_labels(y: Tensor) -> Tensor:
 
 
 def convnet(seed: int = 0) -> nn.Sequential:
-    """A trained network with BatchNorm; its head is called "head"."""
+    """Return a trained network with BatchNorm; its head is called "head"."""
     return copy.deepcopy(_trained("conv", seed))
 
 
 def patchnet(seed: int = 0) -> nn.Sequential:
-    """A trained network with LayerNorm and dropout, like a tiny vision transformer; its head is called "head"."""
+    """Return a trained network with LayerNorm and dropout, like a tiny transformer; its head is called "head"."""
     return copy.deepcopy(_trained("patch", seed))
 
 
 def segnet(seed: int = 0, *, norm: str = "batch", multilabel: bool = False) -> nn.Sequential:
-    """A trained segmenter with BatchNorm, or with GroupNorm and dropout ("groups"); its head is called "head"."""
+    """Return a trained segmenter with BatchNorm, or with GroupNorm and dropout ("groups"); its head is "head"."""
     return copy.deepcopy(_trained(f"{norm}-{'labels' if multilabel else 'classes'}", seed))
 
 

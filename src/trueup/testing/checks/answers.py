@@ -1,4 +1,4 @@
-"""What a method answers."""
+"""Checks of the answers of a method."""
 
 from collections.abc import Callable
 from typing import Any
@@ -67,7 +67,7 @@ def _bn(model: nn.Module, i: int) -> nn.Module:
 
 
 def _by_hand(model: nn.Module, x: Tensor, policy: str, running: dict[int, list[Tensor]]) -> Tensor:
-    """The tiny network's forward, BatchNorm spelt out; moves `running` as "ema" says."""
+    """Run the tiny network with BatchNorm spelt out; update `running` as "ema" does."""
     with torch.no_grad():
         for i in (0, 1):
             x = F.conv2d(x, model.get_parameter(f"conv{i}.weight"), stride=2, padding=1)
@@ -93,7 +93,7 @@ def _by_hand(model: nn.Module, x: Tensor, policy: str, running: dict[int, list[T
 
 @check
 def layer_norm_network(case: Case) -> None:
-    """A network without BatchNorm works; "norm" finds its LayerNorms; dropout is off."""
+    """Check that a network without BatchNorm works; "norm" finds its LayerNorms; dropout is off."""
     norms: dict[str, Any] = {"params": "norm"} if case.learns else {}
     adapter = case.adapter(case.model("groups"), **norms)
     answers = play(adapter, case.stream(3))
@@ -107,7 +107,7 @@ def layer_norm_network(case: Case) -> None:
 
 @check
 def gradient_contexts(case: Case) -> None:
-    """The same under no_grad and inference_mode, also with inputs and adapters made there."""
+    """Check equality under no_grad and inference_mode, also with inputs and adapters made there."""
     xs = case.stream(3)
     expected = play(case.adapter(), xs)
     with torch.no_grad():
@@ -132,7 +132,7 @@ def ragged_batches(case: Case) -> None:
 
 @check
 def double_precision(case: Case) -> None:
-    """A float64 model gives float64 answers, close to those in float32."""
+    """Check that a float64 model gives float64 answers, close to those in float32."""
     x = case.stream(1)[0]
     model = case.model()
     single, double = case.adapter(model)(x), case.adapter(model.double())(x.double())
@@ -142,7 +142,7 @@ def double_precision(case: Case) -> None:
 
 @check
 def permutation(case: Case) -> None:
-    """The order of the images in a batch does not matter, neither for their answers nor for the next batch's.
+    """Check that the order of images in a batch changes neither their answers nor those of the next batch.
 
     A method that draws pixels at random draws others then; here it takes them all.
     """

@@ -11,7 +11,7 @@ from trueup.testing.checks.contract import check
 
 @check
 def guard_only_watches(case: Case) -> None:
-    """Where nothing is wrong a guarded adapter answers as one without a guard, to the bit."""
+    """Check that a guard changes no bit of the answers while nothing is wrong."""
     xs = case.stream(6)
     assert same(play(case.adapter(), xs), play(case.adapter(guard=True), xs))
 
@@ -35,7 +35,7 @@ def guarded_reset_and_resume(case: Case) -> None:
 
 @check
 def bad_rows_disturb_nobody(case: Case) -> None:
-    """A guarded adapter answers rows with NaN, infinite or huge values by zeros, the others as if alone."""
+    """Check that rows with NaN, infinite or huge values are answered by zeros, the others as if alone."""
     xs = case.stream(4)
     adapter, twin = case.adapter(guard=True), case.adapter(guard=True)
     for i, x in enumerate(xs):

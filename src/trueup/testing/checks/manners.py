@@ -1,4 +1,4 @@
-"""What a method leaves alone, and how it presents itself."""
+"""Checks of what a method must leave alone, and of its description."""
 
 import ast
 import copy
@@ -18,7 +18,7 @@ from trueup.testing.checks.contract import check
 
 @check
 def source_untouched(case: Case) -> None:
-    """The user's model stays as it is: values, flags, modes, gradients."""
+    """Check that the user's model stays as it is: values, flags, modes, gradients."""
     model = case.model().train()
     model.get_parameter("conv0.weight").requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
@@ -89,7 +89,7 @@ def no_hooks_left(case: Case) -> None:
 
 @check
 def bad_input_changes_nothing(case: Case) -> None:
-    """A clear error for what cannot be used, and an adapter that goes on as if it had not been asked."""
+    """Check that bad input raises a clear error and leaves the adapter as it was."""
     good = case.stream(1)[0]
     nan, infinite = good.clone(), good.clone()
     nan[3, 0, 2, 2], infinite[0, 1, 0, 0] = torch.nan, -torch.inf
@@ -121,7 +121,7 @@ def _refused(adapter: Adapter, x: Tensor) -> None:
 
 @check
 def random_stream_untouched(case: Case) -> None:
-    """The user's random numbers are the same with and without the adapter."""
+    """Check that the user's random numbers are the same with and without the adapter."""
     adapter, xs = case.adapter(), case.stream(3)
     before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
     play(adapter, xs)
@@ -132,7 +132,7 @@ def random_stream_untouched(case: Case) -> None:
 
 @check
 def own_random_stream(case: Case) -> None:
-    """What the user draws in between does not change the adapter's answers."""
+    """Check that random numbers drawn by the user do not change the adapter's answers."""
     a, b, xs = case.adapter(), case.adapter(), case.stream(3)
     first = play(a, xs)
     second = []
@@ -159,7 +159,7 @@ def mode_proof(case: Case) -> None:
 
 @check
 def hyperparameters_round_trip(case: Case) -> None:
-    """A method is a frozen value: built again from its hyper-parameters it is equal; it is shown with them."""
+    """Check that a method is a frozen value: equal when built again from its hyper-parameters, and shown with them."""
     method = case.method(**case.hyper)
     assert type(method)(**method.hyperparameters()) == method
     assert dataclasses.replace(method, episodic=True) != method

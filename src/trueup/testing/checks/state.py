@@ -1,4 +1,4 @@
-"""What a method remembers, forgets, saves and loads."""
+"""Checks of the state of a method: resets, files, copies, bounds."""
 
 import copy
 import inspect
@@ -47,7 +47,7 @@ def reset_is_exact(case: Case) -> None:
 
 @check
 def episodic_forgets(case: Case) -> None:
-    """An episodic adapter answers each batch as a fresh one does, to the bit."""
+    """Check that an episodic adapter answers each batch as a fresh one does, to the bit."""
     xs = case.stream(3)
     adapter = case.adapter(episodic=True)
     assert same(play(adapter, xs), [case.adapter()(x) for x in xs])
@@ -55,7 +55,7 @@ def episodic_forgets(case: Case) -> None:
 
 @check
 def resume_is_exact(case: Case) -> None:
-    """Saved in the middle of a stream and loaded by a new adapter, it goes on to the bit, and resets to the bit."""
+    """Check that a state saved within a stream and loaded by a new adapter continues and resets bit-exactly."""
     xs = case.stream(6)
     adapter = case.adapter()
     start = play(adapter, xs[:3])
@@ -108,7 +108,7 @@ def _flipped(blob: bytes, i: int) -> bytes:
 
 @check
 def copies_go_on_alone(case: Case) -> None:
-    """A deepcopy and a pickled copy go on to the bit as the original does, and leave it alone."""
+    """Check that a deepcopy and a pickled copy continue bit-exactly, and leave the original alone."""
     xs = case.stream(5)
     adapter = case.adapter()
     play(adapter, xs[:3])
@@ -171,7 +171,7 @@ def no_shared_storage(case: Case) -> None:
 
 @check
 def bounded_state(case: Case) -> None:
-    """However long the stream, the state stops growing."""
+    """Check that the state stops growing, however long the stream."""
     few: dict[str, Any] = {"per_class": 5} if case.has("per_class") else {}
     adapter = case.adapter(**few)
 
