@@ -1,8 +1,8 @@
-"""What the memory bank costs: its step for a batch of 128 with M = 100 and K = 3, on a full bank.
+"""Cost of the memory bank: a step with a batch of 128, M = 100 and K = 3, on a full bank.
 
 Against (a) the bare similarity product 128 × N × D and top-k, which an exact search cannot avoid; and (b) the way the
 released TSD keeps its bank: concatenate, loop over classes, sort, gather, dense one-hot product. Every newcomer of a
-batch is more certain than what is stored, so each displaces an entry: the dearest case. "write" is insertion and
+batch is more certain than what is stored, so each displaces an entry: the worst case. "write" is insertion and
 prototypes; "full/tenth" compares the same work on the full bank and on one with a tenth of the entries, "full/roomy"
 with one that has room, where nothing is displaced.
 
@@ -45,7 +45,7 @@ class Stream:
 
 
 def filled(stream: Stream, per_class: int, classes: int) -> Bank:
-    """A bank in which the first `classes` classes hold `per_class` entries each."""
+    """Make a bank in which the first `classes` classes hold `per_class` entries each."""
     bank = Bank(stream.classes, stream.dim, M, torch.zeros(0))
     for _ in range(per_class):
         bank.insert(*stream.batch(torch.arange(classes)))
@@ -53,7 +53,7 @@ def filled(stream: Stream, per_class: int, classes: int) -> Bank:
 
 
 class Released:
-    """A plain re-creation of how the released code keeps supports: dense labels, rebuilt with every batch."""
+    """The bank of the released code, re-created: dense labels, rebuilt with every batch."""
 
     def __init__(self, bank: Bank) -> None:
         self.z, self.q = bank.features[: bank.size].clone(), bank.probs[: bank.size].clone()
@@ -88,11 +88,11 @@ def measure(classes: int, dim: int, rounds: int) -> dict[str, Any]:
         (batch[0] @ full.features[: full.size].T).topk(K, dim=1)
 
     steps = take_turns({"step": step, "bare": bare}, rounds, stream.batch)
-    # The same work on a bank with a tenth of the entries: newcomers of the classes that are full in both.
+    # The same work with a tenth of the entries: newcomers belong to classes that are full in both.
     labels = torch.arange(BATCH) % some
     banks = {"full": full, "tenth": tenth}
     same = take_turns({n: partial(write_to, b) for n, b in banks.items()}, 2 * rounds, lambda: stream.batch(labels))
-    # A bank with room takes newcomers without taking anything out.
+    # A bank with room takes newcomers without removing entries.
     banks = {"full": full, "roomy": roomy}
     writes = take_turns({n: partial(write_to, b) for n, b in banks.items()}, rounds, stream.batch)
     released = Released(full)

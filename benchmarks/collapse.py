@@ -1,8 +1,8 @@
-"""How soon a guard sees a collapse, what it does about it, and how often it cries wolf; on the embedded digits.
+"""Detection of collapse by the guard: delay, recovery and false alarms, on the embedded digits.
 
-A collapse is injected after 768 images: the learning rate times 1,000, or a head that answers one class whatever it
-sees. Benign are streams on which the guarded method is better than the frozen source: shuffled, in bursts of a class,
-sorted by class, and ten times the same images.
+A collapse is injected after 768 images: the learning rate times 1,000, or a head that always predicts one class. On
+benign streams the guarded method is better than the frozen source: shuffled, in bursts of a class, sorted by class,
+and ten times the same images.
 
 Run: python benchmarks/collapse.py [--quick] [--checkpoints FOLDER]
 """
@@ -71,7 +71,7 @@ def inject(adapter: trueup.Adapter, how: str) -> None:
 
 
 def collapse(digits: Digits, target: str, seed: int, method: str, norm: str, how: str, batch: int) -> dict[str, Any]:
-    """Images from the injection to the first alarm; accuracy before, after it without and with a guard."""
+    """Return images from the injection to the first alarm, and accuracy before and after, with and without a guard."""
     accuracy, delay = {}, None
     for guard in (False, True):
         adapter = trueup.adapt(digits.model(target, seed), method, norm=norm, guard=guard)
@@ -98,7 +98,7 @@ def collapse(digits: Digits, target: str, seed: int, method: str, norm: str, how
 def benign(
     digits: Digits, target: str, seed: int, method: str, stream: str, repeat: int = 1, preset: str | None = "safe"
 ) -> dict[str, Any]:
-    """Alarms on a stream where nothing is wrong."""
+    """Return the alarms on a benign stream."""
     adapter = trueup.adapt(digits.model(target, seed), method, preset=preset, guard=True)
     right: list[bool] = []
     for x, y in digits.stream(target, seed, stream, 64, repeat):

@@ -1,4 +1,4 @@
-"""One figure of speed, docs/speed.png, from what the other benchmarks have measured; what is not there is left out.
+"""The figure docs/speed.png, from the results of the other benchmarks; missing results are left out.
 
 Run: python benchmarks/draw.py [--quick]
 """
@@ -44,13 +44,13 @@ Panel = Callable[[Any], None]
 
 
 def whiskers(rows: Rows, key: str) -> dict[str, Any]:
-    """Medians' distances to the quartiles, as matplotlib wants them."""
+    """Return the medians' distances to the quartiles, in matplotlib's form."""
     below, above = ([abs(row[key][i] - row[key][1]) for row in rows] for i in (0, 2))
     return {"xerr": [below, above], "error_kw": {"elinewidth": 1, "capsize": 2, "ecolor": INK}}
 
 
 def named(axis: Any, names: list[str]) -> None:
-    """Bars have names, and the first is on top."""
+    """Name the bars; the first is on top."""
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
     axis.tick_params(axis="y", length=0)
@@ -62,12 +62,12 @@ def title(axis: Any, text: str) -> None:
 
 
 def write(axis: Any, text: str, x: float, y: float, **look: Any) -> None:
-    """To the right of a point."""
+    """Write to the right of a point."""
     axis.annotate(text, (x, y), (5, 0), textcoords="offset points", va="center", **look)
 
 
 def speed(rows: Rows, axis: Any) -> None:
-    """How long a step takes, beside the bare one, and images per second."""
+    """Draw the time of a step over the bare one, and images per second."""
     ratios = [row["over_bare"][1] for row in rows]
     colours = [NAMES[row["variant"]][1] for row in rows]
     axis.barh(range(len(rows)), ratios, color=colours, **whiskers(rows, "over_bare"))
@@ -81,7 +81,7 @@ def speed(rows: Rows, axis: Any) -> None:
 
 
 def memory(rows: Rows, axis: Any) -> None:
-    """What is held, and what a step adds."""
+    """Draw the memory held and the memory that a step adds."""
     held, added = ([row[key] / 1024 for row in rows] for key in ("holds_mb", "step_mb"))
     axis.barh(range(len(rows)), held, color=COLOURS[5], label="held: bank, copies")
     axis.barh(range(len(rows)), added, left=held, color=COLOURS[7], label="added by a step")
@@ -96,7 +96,7 @@ def memory(rows: Rows, axis: Any) -> None:
 
 
 def growth(rows: Rows, axis: Any) -> None:
-    """A step without a network, over the size of the bank."""
+    """Draw a step without a network, over the size of the bank."""
     for i, batch in enumerate(sorted({row["batch"] for row in rows})):
         some = sorted((row["entries"], row["step_ms"], row["bare_ms"]) for row in rows if row["batch"] == batch)
         entries, step, bare = zip(*some, strict=True)
@@ -108,7 +108,7 @@ def growth(rows: Rows, axis: Any) -> None:
 
 
 def bank(rows: Rows, axis: Any) -> None:
-    """What writing a batch to the bank costs."""
+    """Draw the cost of writing a batch to the bank."""
     classes = [row["classes"] for row in rows]
     ways = {"as released": ("released_write_ms", RELEASED, "s"), "ours": ("write_ms", OURS, "o")}
     for label, (key, colour, marker) in ways.items():
@@ -125,12 +125,12 @@ def logarithmic(axis: Any, x: str, y: str) -> None:
     axis.grid(color="0.9")
     axis.margins(x=0.1)
     low, high = axis.get_ylim()
-    axis.set_ylim(low / 3, high * 12)  # room for words
+    axis.set_ylim(low / 3, high * 12)  # room for text
     axis.legend(fontsize=7.5, loc="upper left")
 
 
 def parts(rows: Rows, axis: Any) -> None:
-    """Steps that update fewer parameters."""
+    """Draw steps that update fewer parameters."""
     axis.barh(range(len(rows)), [row["over_all"][1] for row in rows], color=OURS, **whiskers(rows, "over_all"))
     for i, row in enumerate(rows):
         axis.annotate(
@@ -155,7 +155,7 @@ def rows_of(name: str) -> Rows:
 
 
 def panels() -> list[list[Panel]]:
-    """Row by row, those whose measurements are there."""
+    """Return the panels whose results exist, row by row."""
     measured = sorted(rows_of("throughput"), key=lambda row: list(NAMES).index(row["variant"]))
     networks = list(dict.fromkeys(row["network"] for row in rows_of("throughput")))[:ACROSS]
     each = [[row for row in measured if row["network"] == network] for network in networks]

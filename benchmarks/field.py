@@ -1,6 +1,6 @@
-"""All methods on the embedded benchmarks, over streams that are i.i.d., correlated and continual.
+"""All methods on the embedded benchmarks, on i.i.d., correlated and continual streams.
 
-What runs is kept in runs/field, and is not run again; the records and the table go to benchmarks/results/field.
+Runs are kept in runs/field and not repeated; the records and the table go to benchmarks/results/field.
 
 Run: python benchmarks/field.py [--quick] [--workers 2]
 """
@@ -16,7 +16,7 @@ import trueup
 from trueup.bench.records import FILE, Record
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import plan
-from trueup.cli.bench import perform
+from trueup.cli.bench import run_and_print
 from trueup.data.datasets import open_dataset
 
 CORRUPTIONS = "+".join(open_dataset("digits-c").targets)
@@ -32,7 +32,7 @@ SEEDS = [0, 1, 2]
 
 
 def main(quick: bool, workers: int) -> None:
-    """Run what is not there yet, column by column, then write the table."""
+    """Run what is missing, column by column, then write the table."""
     out = Path(tempfile.mkdtemp()) if quick else Path("runs/field")
     methods = ["source", "tent", "memo"] if quick else trueup.list_methods()
     cells: dict[str, dict[str, str]] = {name: {} for name in methods}
@@ -40,22 +40,31 @@ def main(quick: bool, workers: int) -> None:
         few = {"target": ["neon"], "limit": 128, "training": {"iterations": 5}} if quick else {}
         for names, seeds in (([m for m in methods if m != "memo"], SEEDS), (["memo:views=8"], SEEDS[:1])):
             sweep = make_sweep({**values, **few, "method": names, "seed": [0] if quick else seeds})
-            perform(sweep, str(out), workers=workers)
-            done = plan(sweep, out)
-            records = [done.done[run.digest()] for run in done.done_here]
+            records = run_and_print(plan(sweep, out), workers=workers).records
             for method in {r["settings"]["method"] for r in records}:
                 cells[method][column] = cell([r for r in records if r["settings"]["method"] == method])
-    (out / "table.md").write_text(table(cells, list(COLUMNS)[: 1 if quick else None]))
-    print((out / "table.md").read_text())
-    if not quick:
-        results = Path(__file__).parent / "results" / "field"
+    write_results(out, table(cells, list(COLUMNS)[: 1 if quick else None]), None if quick else "field")
+
+
+def write_results(out: Path, text: str, name: str | None) -> None:
+    """Print and write a table; copy it with its records to benchmarks/results, if a name is given."""
+    (out / "table.md").write_text(text)
+    print(text)
+    if name is not None:
+        results = Path(__file__).parent / "results" / name
         results.mkdir(exist_ok=True)
-        for name in (FILE, "table.md"):
-            shutil.copy(out / name, results / name)
+        for file in (FILE, "table.md"):
+            shutil.copy(out / file, results / file)
+
+
+def parse_flags() -> tuple[bool, int]:
+    """Return --quick and --workers."""
+    workers = int(sys.argv[sys.argv.index("--workers") + 1]) if "--workers" in sys.argv else 2
+    return "--quick" in sys.argv, workers
 
 
 def cell(records: list[Record]) -> str:
-    """Accuracy in %: the mean over targets and, behind ±, the deviation of that over seeds."""
+    """Return accuracy in %: the mean over targets ± its deviation over seeds."""
     by_seed: dict[int, list[float]] = {}
     for r in records:
         by_seed.setdefault(r["settings"]["seed"], []).append(100 * r["results"]["accuracy"])
@@ -65,12 +74,11 @@ def cell(records: list[Record]) -> str:
 
 
 def table(cells: dict[str, dict[str, str]], columns: list[str]) -> str:
-    """As Markdown."""
+    """Return the table as Markdown."""
     lines = [["method", *columns], ["---"] + ["---:"] * len(columns)]
     lines += [[f"`{name}`", *(row.get(c, "–") for c in columns)] for name, row in cells.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":
-    workers = int(sys.argv[sys.argv.index("--workers") + 1]) if "--workers" in sys.argv else 2
-    main("--quick" in sys.argv, workers)
+    main(*parse_flags())

@@ -1,7 +1,7 @@
-"""How a TSD step grows with the bank, the classes and the batch, without a network.
+"""Growth of a TSD step with the bank, the classes and the batch, without a network.
 
-The model is a linear head on random features, so all there is to a step is the head, the bank, the losses and Adam. The
-bank is full, and newcomers are more certain than what it holds. The ratio is to the similarity product and top-k alone,
+The model is a linear head on random features, so a step is only the head, the bank, the losses and Adam. The
+bank is full, and newcomers are more certain than its entries. The ratio is to the similarity product and top-k alone,
 which an exact search cannot avoid.
 
 Run: python benchmarks/growth.py [--quick] [--rounds 3]
@@ -22,11 +22,11 @@ from trueup.memory.bank import Bank
 
 DIM, ROUNDS = 512, 7
 CLASSES, SIZES, BATCHES = (7, 65, 345, 1000), (20, 100, 500), (16, 64, 256)
-SEARCHED = 100_000  # similarities, below which the ratio is that of the cost of calls
+SEARCHED = 100_000  # similarities; below this the ratio measures call overhead
 
 
 def adapter(classes: int, per_class: int) -> trueup.Adapter:
-    """With a full bank."""
+    """Make an adapter with a full bank."""
     torch.manual_seed(0)
     made = trueup.adapt(nn.Sequential(nn.Linear(DIM, classes)), per_class=per_class, example=torch.randn(2, DIM))
     assert isinstance(made.state, Bank)

@@ -1,7 +1,7 @@
-"""What a guard costs: its own seconds within those of the steps it watches, in one run.
+"""Cost of the guard: its share of the time of the steps that it monitors, in one run.
 
-ResNet-18 at 224 pixels. The free signals (input rows, gradients, parameters, diversity, kept states) are apart from the
-comparison with the frozen source, which is one more forward every 8th batch.
+ResNet-18 at 224 pixels. The free signals (input rows, gradients, parameters, diversity, kept states) are timed apart
+from the comparison with the frozen source, which is one more forward every 8th batch.
 
 Run: python benchmarks/guard.py [--quick]
 """
@@ -24,7 +24,7 @@ CASES = [("tent", "norm"), ("tsd", "all")]
 
 
 class Clock:
-    """Adds up the seconds of calls; what runs within another clock's calls counts there, not here."""
+    """A sum of the seconds of calls; time inside another clock's calls counts there only."""
 
     running: "list[Clock]" = []  # noqa: RUF012
 
@@ -59,7 +59,7 @@ def measure(method: str, params: str, batch: int, size: int, batches: int) -> di
         setattr(watch, name, free(getattr(watch, name)))
     step = whole(adapter)
     with mock.patch.object(module, "source_logits", source(source_logits)):
-        for _ in range(3):  # to warm up
+        for _ in range(3):  # warm-up
             step(torch.randn(batch, 3, size, size))
         watch.marks.checking = 0  # all of the first window is compared; here is what comes after
         for clock in (whole, free, answer, source):

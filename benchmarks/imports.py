@@ -1,4 +1,4 @@
-"""How long `import trueup` takes, against `import torch` alone: five processes each, in turns.
+"""Time of `import trueup` against `import torch`: five processes each, in turns.
 
 Run: python benchmarks/imports.py [--quick]
 """
@@ -11,12 +11,12 @@ from measure import milliseconds, take_turns, write
 
 
 def load(module: str, _: None) -> None:
-    """Import it in a process of its own."""
+    """Import a module in a new process."""
     subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
 
 
 def main() -> None:
-    """Measure, print, and keep the record."""
+    """Measure, print, and save the record."""
     rounds = 1 if "--quick" in sys.argv else 5
     times = take_turns({name: partial(load, name) for name in ("torch", "trueup")}, rounds, lambda: None)
     ours, torch = milliseconds(times["trueup"]), milliseconds(times["torch"])

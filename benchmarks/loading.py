@@ -1,4 +1,4 @@
-"""Images per second of the data pipeline, against bare PIL decoding and resizing of the same files.
+"""Images per second of the data pipeline, against plain PIL decoding and resizing of the same files.
 
 Bare: one thread, open, convert, resize, nothing else. Ours: the Loader, with its checks, normalisation and batching.
 Run: python benchmarks/loading.py [--quick]
@@ -20,7 +20,7 @@ from trueup.data.streams import batches
 
 
 def make_files(folder: Path, count: int, size: int) -> list[str]:
-    """JPEG files of smooth random colour with edges."""
+    """Write JPEG files of smooth random colour with edges."""
     rng = np.random.default_rng(0)
     names = []
     for i in range(count):
@@ -31,21 +31,21 @@ def make_files(folder: Path, count: int, size: int) -> list[str]:
 
 
 def bare(folder: Path, names: list[str], to: int, _: None) -> None:
-    """What any pipeline has to do at least."""
+    """Do the least that any pipeline must do."""
     for name in names:
         with Image.open(folder / name) as file:
             np.asarray(file.convert("RGB").resize((to, to), Image.Resampling.BILINEAR))
 
 
 def ours(folder: Path, names: list[str], to: int, threads: int, _: None) -> None:
-    """A pass over the same files as a benchmark makes it."""
+    """Read the same files with our loader."""
     domain = FileDomain("files", folder, names, np.zeros(len(names), dtype=np.int64))
     loader = Loader(ConcatDomains([domain]), to, threads=threads)
     assert sum(len(x) for x, _ in loader.batches(list(batches(np.arange(len(names)), 64)))) == len(names)
 
 
 def main() -> None:
-    """Measure, print, and keep the record."""
+    """Measure, print, and save the record."""
     quick = "--quick" in sys.argv
     rows = []
     for size, to in ((128, 112), (256, 224), (800, 224)):

@@ -1,4 +1,4 @@
-"""Timing in one run: variants take turns, and what counts are ratios of neighbours in time."""
+"""Timing in one run: variants take turns, and results are ratios of neighbouring rounds."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def bare_step(model: nn.Module) -> Callable[[Tensor], None]:
-    """A network's own forward, backward and Adam step on a copy of it, with batch statistics: the bare cost."""
+    """Return the bare step of a network: forward, backward and Adam on a copy, with batch statistics."""
     plain = copy.deepcopy(model).train()
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-4, fused=True)
 
@@ -35,14 +35,14 @@ def bare_step(model: nn.Module) -> Callable[[Tensor], None]:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
 
 
 def asked_rounds(usual: int, quick: int = 2) -> tuple[int, bool]:
-    """How many rounds to run, `--rounds 3` or else the usual, and whether they are enough to be kept."""
+    """Return the number of rounds, from `--rounds 3` or the default, and True if they are enough to save."""
     if "--quick" in sys.argv:
         return quick, False
     if "--rounds" not in sys.argv:
@@ -54,7 +54,7 @@ def asked_rounds(usual: int, quick: int = 2) -> tuple[int, bool]:
 def take_turns(
     variants: dict[str, Callable[[T], object]], rounds: int, fresh: Callable[[], T], warm: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each variant, round by round, each with a fresh input; who begins alternates.
+    """Return the seconds of each variant, round by round, with fresh inputs and in alternating order.
 
     The first `warm` rounds warm up and do not count.
     """
@@ -68,18 +68,18 @@ def take_turns(
 
 
 def quartiles(over: list[float], under: list[float]) -> list[float]:
-    """Lower quartile, median and upper quartile of the ratios, pair by pair."""
+    """Return lower quartile, median and upper quartile of the pairwise ratios."""
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return [round(q, 4) for q in statistics.quantiles(ratios, n=4, method="inclusive")]
 
 
 def milliseconds(times: list[float]) -> float:
-    """The median, for people."""
+    """Return the median in milliseconds as text."""
     return round(1000 * statistics.median(times), 2)
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:
-    """Keep what was measured beside the command that measures it."""
+    """Write the results with the command that measured them."""
     record = {
         "command": f"python benchmarks/{name}.py",
         "trueup": trueup.__version__,

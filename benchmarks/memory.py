@@ -1,7 +1,7 @@
-"""Whether memory stays flat: resident memory over 100,000 images for each method, plain and with the safe preset.
+"""Growth of resident memory over 100,000 images, for each method, plain and with the safe preset.
 
-5,000 images for methods that look at many views of each. A small network, so that what grows would show. What counts is
-the growth from the first fifth of the stream to its end.
+Methods with many views per image get 5,000 images. The network is small, so that growth is visible. The result is the
+growth from the first fifth of the stream to its end.
 
 Run: python benchmarks/memory.py [--quick]
 """
@@ -25,7 +25,7 @@ BATCH = 50
 
 
 def resident() -> float:
-    """Megabytes of this process in memory."""
+    """Return the resident megabytes of this process."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -53,7 +53,7 @@ def main() -> None:
     lengths = {m: 2_000 if quick else 5_000 if m in MANY_VIEWS else 100_000 for m in trueup.list_methods()}
     cases = [(method, safe, length) for method, length in lengths.items() for safe in (False, True)]
     rows = []
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # a process for each
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:  # one process each
         for row in pool.starmap(measure, cases[:2] if quick else cases, chunksize=1):
             print(f"{row['method']} {row['preset']}: {row['early_mb']} MB, {row['growth_mb']:+} MB by the end")
             rows.append(row)

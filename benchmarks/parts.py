@@ -1,7 +1,7 @@
-"""What updating fewer parameters saves: TSD steps as ratios of the step that updates all.
+"""Savings of updating fewer parameters: TSD steps as ratios to the step that updates all.
 
-ResNet-50 at 224 pixels, 1,000 classes, a full bank (M = 100). The variants take turns. A goal is what was
-aimed at. A floor is what arithmetic leaves: the multiplications of the network's forward and backward with these
+ResNet-50 at 224 pixels, 1,000 classes, a full bank (M = 100). The variants take turns. A goal is the
+target. A floor is the arithmetic limit: the multiplications of the network's forward and backward with these
 parameters, counted, over those with all.
 
 Run: python benchmarks/parts.py [--quick] [--rounds 3]
@@ -24,7 +24,7 @@ GOALS = {"norm": 0.75, "layer[34]": 0.78, "layer4": 0.55}
 
 
 def work(params: str) -> int:
-    """Operations of a forward and backward that updates these, by shapes alone."""
+    """Count the operations of a forward and backward that updates these parameters, by shapes."""
     with torch.device("meta"):
         model, x = torchvision.models.resnet50(weights=None).requires_grad_(False), torch.empty(2, 3, 224, 224)
     for p in select_parameters(model, params, "fc").values():

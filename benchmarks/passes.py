@@ -1,9 +1,9 @@
-"""What an image costs with each method: forward and backward passes of the network, counted, and time over a forward.
+"""Cost of an image with each method: counted forward and backward passes, and time over a plain forward.
 
-Passes are counted on a small network that was trained, and a stream that has shifted: what methods leave out depends on
-what they see. Every image that enters the network or a copy of it is a forward, every one whose gradient comes back to
+Passes are counted on a small trained network and a shifted stream, as methods skip images depending on what they see.
+Every image that enters the network or a copy of it is a forward, every one whose gradient comes back to
 its first layers a backward. Seconds are those of ResNet-18 at 64 pixels, batches of 32, means over the frozen model's,
-in turns; its head is made so certain that no method leaves images out.
+in turns; its head is made so certain that no method skips images.
 
 Run: python benchmarks/passes.py [--quick]
 """
@@ -22,7 +22,7 @@ import trueup
 from trueup.testing import convnet, images
 
 BATCH, PIXELS = 32, 64
-COUNT: Counter[str] = Counter()  # one for all copies of the network
+COUNT: Counter[str] = Counter()  # shared by all copies of the network
 
 
 class Counted(nn.Module):
@@ -34,7 +34,7 @@ class Counted(nn.Module):
         inner.get_submodule("conv1").register_forward_hook(_count)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's answer."""
+        """Return the logits."""
         out: Tensor = self.inner(x)
         return out
 
@@ -46,7 +46,7 @@ def _count(layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
 
 
 def counted(name: str, batches: int) -> tuple[float, float]:
-    """Forwards and backwards per image of a stream."""
+    """Return forward and backward passes per image of a stream."""
     stream = [images(BATCH, seed=i, shift=1.0)[0] for i in range(batches)]
     adapter = trueup.adapt(Counted(convnet()), name, example=stream[0])
     COUNT.clear()
@@ -66,7 +66,7 @@ def main() -> None:
     names = ["source", "tent", "deyo"] if quick else trueup.list_methods()
     example = torch.randn(2, 3, PIXELS, PIXELS)
     adapters = {name: trueup.adapt(model, name, example=example, mean=0.0, std=1.0) for name in names}
-    few = ("memo", "cotta")  # they take long, and every batch costs the same
+    few = ("memo", "cotta")  # slow, and every batch costs the same
     passes = {name: counted(name, 2 if quick or name in few else 32) for name in names}
     times = take_turns(dict(adapters), 1 if quick else 4, lambda: torch.randn(BATCH, 3, PIXELS, PIXELS))
     seconds = {name: sum(taken) / len(taken) for name, taken in times.items()}

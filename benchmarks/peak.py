@@ -1,7 +1,7 @@
-"""How much memory a TSD step adds at its peak: as usual, and with memory="low".
+"""Peak memory that a TSD step adds, by default and with memory="low".
 
-1,000 classes, a full bank (M = 100), 224 pixels, batches of 32; a process for each variant, and the peak counts from
-before its first step. What is freed goes back to the system at once, so that what is resident is in use.
+1,000 classes, a full bank (M = 100), 224 pixels, batches of 32; one process per variant; the peak counts from before
+the first step. Freed memory returns to the system at once, so that resident memory is memory in use.
 
 Run: python benchmarks/peak.py [--quick]
 """

@@ -1,4 +1,4 @@
-"""What a whole step of TSD on pixels costs over the network's own forward, backward and Adam step.
+"""Cost of a whole TSD step on pixels over the network's own forward, backward and Adam step.
 
 A batch of 8 images of 256 pixels, three classes, a full bank (1,024 entries of each class); the same network, fused
 Adam and batch statistics on both sides; the two take turns. Also the memory of the bank over a long stream.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.memory.pixel_bank import PixelBank
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 
 CASES = [
     ("smp:deeplabv3plus/mobilenet_v2", False),
@@ -28,7 +28,7 @@ CASES = [
 
 def measure(name: str, multilabel: bool, batch: int, size: int, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = build(name, 2 if multilabel else 3)
+    model = build_network(name, 2 if multilabel else 3)
     adapter = trueup.adapt(model, "tsd", multilabel=multilabel)
     adapter(torch.randn(2, 3, size, size))
     fill(adapter)
@@ -50,7 +50,7 @@ def measure(name: str, multilabel: bool, batch: int, size: int, rounds: int) -> 
 
 
 def fill(adapter: trueup.Adapter) -> None:
-    """Entries of every class, as many as the bank holds."""
+    """Fill the bank with entries of every class."""
     for ring in [m for m in adapter.state.modules() if isinstance(m, PixelBank)]:
         classes, capacity, dim = ring.features.shape
         for k in range(classes):
@@ -64,8 +64,8 @@ def held(state: nn.Module) -> int:
 
 
 def stream(batches: int) -> dict[str, Any]:
-    """The bank's memory after the first batch and after a long stream of small images."""
-    adapter = trueup.adapt(build("small-unet", 3), "tsd")
+    """Return the bank's memory after the first batch and after a long stream of small images."""
+    adapter = trueup.adapt(build_network("small-unet", 3), "tsd")
     sizes = []
     for _ in range(batches):
         adapter(torch.randn(2, 3, 32, 32))

@@ -1,8 +1,8 @@
-"""What a search by sketches saves, and what it misses: C = 1,000, D = 2,048, M = 100, K = 3, batch 128, a full bank.
+"""Speed and recall of the sketch search: C = 1,000, D = 2,048, M = 100, K = 3, batch 128, a full bank.
 
 "step" is insertion (with the upkeep of sketches), prototypes and the search; "bare" is the similarity product
 128 × N × D and top-k, which an exact search cannot avoid. Recall is the share of the exact neighbours that are found,
-of queries that are not in the bank themselves. Features are rectified, as a network's are, and made in four ways:
+for queries that are not in the bank. Features are rectified, as a network's are, and made in four ways:
 around a centre for each class ("centres"), the same with a large part that all have in common ("common"), in a few
 directions of all ("directions"), and with directions of its own for each class ("classes").
 
@@ -34,7 +34,7 @@ class Features:
         self.centres = self._normal(classes, dim)
         self.common = self._normal(DIRECTIONS, dim) / DIRECTIONS**0.5
         self.places = self._normal(classes, DIRECTIONS)
-        self.own = self._normal(classes, OWN, 64)  # in a few of the dimensions, or they would fill the memory
+        self.own = self._normal(classes, OWN, 64)  # in a few dimensions, to save memory
         self.where = torch.randint(dim, (classes, 64), generator=self.g)
 
     def _normal(self, *shape: int) -> Tensor:
@@ -60,7 +60,7 @@ class Features:
 
 
 def recall(bank: Bank, queries: Tensor) -> float:
-    """Neighbours are known by their similarity, which both searches work out exactly."""
+    """Return the share of neighbours found; they are matched by similarity, which both searches compute exactly."""
     similarity, _ = bank.neighbors(queries, K)
     bank.sketch = False
     exact, _ = bank.neighbors(queries, K)

@@ -1,7 +1,7 @@
-"""What a whole TSD step costs over the network's own forward, backward and Adam step.
+"""Cost of a whole TSD step over the network's own forward, backward and Adam step.
 
 1,000 classes, a full bank (M = 100), 224 pixels; the same network, fused Adam and batch statistics on both sides; the
-two take turns. Every newcomer displaces an entry of the bank: the dearest case.
+two take turns. Every newcomer displaces an entry of the bank: the worst case.
 
 Run: python benchmarks/step.py [--quick]
 """
@@ -43,7 +43,7 @@ def measure(name: str, batch: int, size: int, rounds: int, per_class: int) -> di
 
 
 def fill(bank: torch.nn.Module, per_class: int) -> None:
-    """As many uncertain entries of every class as it holds."""
+    """Fill the bank with uncertain entries of every class."""
     assert isinstance(bank, Bank)
     labels, dim = torch.arange(CLASSES), bank.features.shape[1]
     for _ in range(per_class):
@@ -53,7 +53,7 @@ def fill(bank: torch.nn.Module, per_class: int) -> None:
 
 def main() -> None:
     quick = "--quick" in sys.argv
-    rounds, size = (2, 64) if quick else (15, 224)
+    rounds, size = (2, 32) if quick else (15, 224)
     print(f"Whole TSD step over forward + backward + Adam; {torch.get_num_threads()} threads, {rounds} pairs")
     rows = []
     for name, batch in CASES:

@@ -1,9 +1,9 @@
-"""Whether the bank's step takes as long at the end of a stream of 128,000 features as at its start.
+"""Time of the bank's step at the end of a stream of 128,000 features, compared with its start.
 
-The bank is full from the start, and every newcomer displaces an entry: the dearest case, and always the same work. When
-it is near its last batch, it takes turns with copies of what it was at the start, which have their first ones: medians
-of batches around the 10th and of as many up to the 1,000th are compared, so that what else the machine does at a time
-is in both. "write" is insertion and prototypes, "step" is these and the search.
+The bank is full from the start, and every newcomer displaces an entry: the worst case, and always the same work. Near
+its last batch the bank takes turns with copies of its start, so that both see the same load of the machine: medians of
+batches around the 10th and of as many up to the 1,000th are compared. "write" is insertion and prototypes, "step" is
+these and the search.
 
 Run: python benchmarks/stream.py [--quick]
 """
@@ -22,11 +22,11 @@ from measure import milliseconds, quartiles, seconds, write
 from trueup.memory.bank import Bank
 
 CLASSES, DIM, BATCHES = 345, 512, 1000
-TENTH, AROUND, REPEATS = 10, 9, 7  # batches around the tenth, compared so many times
+TENTH, AROUND, REPEATS = 10, 9, 7  # batches around the tenth, and repeats
 
 
 def step(bank: Bank, batch: Batch) -> tuple[float, float]:
-    """Seconds of what is written, and of all."""
+    """Return the seconds of writing, and of the whole step."""
 
     def insert() -> None:
         bank.insert(*batch)
@@ -37,7 +37,7 @@ def step(bank: Bank, batch: Batch) -> tuple[float, float]:
 
 
 def compare(late: Bank, start: Bank, fresh: Callable[[], Batch]) -> list[float]:
-    """Medians of a bank near its end and of one at its tenth batch: late write, late step, early write, early step."""
+    """Return medians near the end and at the tenth batch: late write, late step, early write, early step."""
     early = copy.deepcopy(start)
     for _ in range(TENTH - AROUND // 2 - 1):
         step(early, fresh())

@@ -1,4 +1,4 @@
-"""The tables of docs/fast.md, from what the other benchmarks have measured: benchmarks/results/speed.md.
+"""The tables of docs/fast.md, from the results of the other benchmarks: benchmarks/results/speed.md.
 
 Run: python benchmarks/table.py
 """
@@ -39,7 +39,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def speed() -> str:
-    """Images per second, time beside the bare step, and memory, of each variant on each network."""
+    """Return images per second, time over the bare step, and memory of each variant on each network."""
     rows = rows_of("throughput")
     found = {(row["variant"], row["network"]): row for row in rows}
     networks = {row["network"]: row["batch"] for row in rows}
@@ -55,7 +55,7 @@ def speed() -> str:
 
 
 def peak() -> str:
-    """What a step adds to memory at its peak."""
+    """Return the peak memory that a step adds."""
     rows = rows_of("peak")
     variants = [v for v in NAMES if any(row["variant"] == v for row in rows)]
     networks = {row["network"]: row["batch"] for row in rows}
@@ -69,7 +69,7 @@ def peak() -> str:
 
 
 def growth() -> str:
-    """A step without a network: milliseconds, and those of the product and top-k alone."""
+    """Return the milliseconds of a step without a network, and of product and top-k alone."""
     rows = rows_of("growth")
     sizes = sorted({row["per_class"] for row in rows})
     batches = sorted({row["batch"] for row in rows})
@@ -83,7 +83,7 @@ def growth() -> str:
 
 
 def one(name: str, **which: Any) -> dict[str, Any]:
-    """The row of a benchmark with these values."""
+    """Return the row of a benchmark with these values."""
     return next(row for row in rows_of(name) if which.items() <= row.items())
 
 
@@ -93,7 +93,7 @@ def span(values: list[float], digits: int = 2) -> str:
 
 
 def goals() -> str:
-    """What was aimed at, and what was measured; medians of ratios."""
+    """Return goals and results; medians of ratios."""
     full = {"classes": 1000, "dim": 2048}
     bank, stream = one("bank", **full), one("stream")
     sketch = [row for row in rows_of("sketch") if full.items() <= row.items()]

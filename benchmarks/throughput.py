@@ -1,12 +1,12 @@
-"""Images per second and peak memory of methods, beside the bare network and the released TSD's whole step.
+"""Images per second and peak memory of methods, with the bare network and the released TSD's whole step.
 
 torchvision's networks with 1,000 classes at 224 pixels; every bank is full (M = 100). The variants take turns in one
 process; ratios are to the network's own forward, backward and Adam step. "tsd-late" updates the last stage of a ResNet,
-the last third of a transformer's blocks; "tsd-low" updates all with memory="low". All that learn use fused Adam.
+the last third of a transformer's blocks; "tsd-low" updates all with memory="low". All use fused Adam.
 
-Resident memory is measured in a process for each variant: what it holds before its first step beside the network that
-it was given (copies, a bank), and what two steps add to that at their peak. What is freed goes back to the system at
-once there, so that what is resident is in use.
+Resident memory is measured in one process per variant: what it holds before its first step besides the given network
+(copies, a bank), and what two steps add at their peak. Freed memory returns to the system at once, so that resident
+memory is memory in use.
 
 Run: python benchmarks/throughput.py [--quick] [--rounds 3]
 """
@@ -35,7 +35,7 @@ import trueup
 from trueup.losses import entropy, kl_divergence
 from trueup.memory.bank import Bank
 
-# Network, batch, rounds, and what of it is late.
+# Network, batch, rounds, and its late parameters.
 CASES = [
     ("resnet18", 32, 5, r"layer4"),
     ("resnet50", 16, 5, r"layer4"),
@@ -49,7 +49,7 @@ def network(name: str, size: int) -> nn.Module:
     torch.manual_seed(0)
     vit = name.startswith("vit")
     model: nn.Module = torchvision.models.get_model(name, weights=None, **({"image_size": size} if vit else {}))
-    if vit:  # its head starts at zero: all classes would tie, and the entropy have no gradient
+    if vit:  # its head starts at zero: all classes would tie, and the entropy has no gradient
         nn.init.normal_(head_of(model).weight, std=0.02)
     return model.eval()
 
@@ -60,7 +60,7 @@ def head_of(model: nn.Module) -> nn.Linear:
 
 
 def bare_forward(model: nn.Module) -> Step:
-    """The network alone, with its own statistics."""
+    """Return a forward of the network alone, with its own statistics."""
 
     @torch.no_grad()
     def step(x: Tensor) -> None:
@@ -70,7 +70,7 @@ def bare_forward(model: nn.Module) -> Step:
 
 
 class ReleasedStep:
-    """A plain re-creation of the released code's step: the bank as in bank.py, the neighbours' loss with weight 0."""
+    """The released code's step, re-created: the bank as in bank.py, the neighbours' loss with weight 0."""
 
     def __init__(self, model: nn.Module, per_class: int) -> None:
         self.model = copy.deepcopy(model).train()
@@ -103,7 +103,7 @@ class ReleasedStep:
 
 
 def make(variant: str, model: nn.Module, late: str, size: int, per_class: int) -> Step:
-    """A step of one of the variants, with a full bank where it has one."""
+    """Return a step of a variant; its bank is full."""
     if variant in ("forward", "bare"):
         return bare_forward(model) if variant == "forward" else bare_step(model)
     if variant == "released":
@@ -123,7 +123,7 @@ def make(variant: str, model: nn.Module, late: str, size: int, per_class: int) -
 def speed(
     name: str, variants: Sequence[str], late: str, batch: int, size: int, rounds: int, per_class: int
 ) -> list[dict[str, Any]]:
-    """A row for each variant."""
+    """Return a row for each variant."""
     model = network(name, size)
     steps = {variant: make(variant, model, late, size, per_class) for variant in variants}
     times = take_turns(steps, rounds, lambda: torch.randn(batch, 3, size, size), warm=1)
@@ -145,13 +145,13 @@ def speed(
 
 
 def memory(name: str, variant: str, late: str, batch: int, size: int, per_class: int) -> dict[str, float]:
-    """Megabytes of this process, which has done nothing else."""
+    """Return the megabytes of this fresh process."""
     model = network(name, size)
     given = resident()
     step = make(variant, model, late, size, per_class)
     held = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-    for _ in range(2):  # Adam's moments are there from the second on
+    for _ in range(2):  # Adam's moments exist from the second step on
         step(torch.randn(batch, 3, size, size))
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
@@ -179,7 +179,7 @@ def main() -> None:
         batch = 4 if quick else batch
         few = quick and name == "vit_b_16"
         timed = speed(name, ("bare", "tsd-late") if few else VARIANTS, late, batch, size, rounds, per_class)
-        gc.collect()  # banks and graphs, before other processes need room
+        gc.collect()  # free banks and graphs before other processes need memory
         for row in timed:
             if not quick or (name, row["variant"]) == ("resnet18", "tsd-all"):
                 row |= in_a_process(name, row["variant"], late, batch, size, per_class)

@@ -1,11 +1,12 @@
-"""What it costs that a batch happens whole or not at all, and that threads take turns.
+"""Cost of rolling back failed batches, and of the lock for threads.
 
-Steps with and without the undoing of failed batches take turns; the lock is timed alone, against a small step.
+Steps with and without rollback take turns; the lock is timed alone, against a small step.
 
 Run: python benchmarks/undo.py [--quick] [--rounds N]
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,13 +24,13 @@ from trueup.testing import convnet, images
 
 
 def without_undo(adapter: trueup.Adapter, x: Tensor) -> None:
-    """Take a step that could not be undone."""
+    """Take a step without rollback."""
     with mock.patch("trueup.core.adapter.all_or_nothing", return_value=nullcontext()):
         adapter(x)
 
 
 def compared(name: str, model: nn.Module, method: str, x: Tensor, rounds: int) -> dict[str, Any]:
-    """The ratio of a step with undoing to one without."""
+    """Return the ratio of a step with rollback to one without."""
     adapters = [trueup.adapt(model, method, example=x) for _ in range(2)]
     variants: dict[str, Callable[[Tensor], object]] = {
         "with": adapters[0],
@@ -54,7 +55,7 @@ def compared(name: str, model: nn.Module, method: str, x: Tensor, rounds: int) -
 
 
 def lock() -> dict[str, Any]:
-    """The time of taking and giving back the lock, in parts of a step of Tent on a toy network with one image."""
+    """Return the lock's time as a share of a Tent step on a toy network with one image."""
     adapter, x, n = trueup.adapt(convnet(), "tent", norm="ema"), images(1, seed=0)[0], 50
     adapter(x)
     start = time.perf_counter()
@@ -74,7 +75,8 @@ def main() -> None:
     rounds, kept = asked_rounds(9)
     rows = [lock()]
     torch.manual_seed(0)
-    cases = [("resnet18", 64, 64, "tent"), ("resnet18", 64, 64, "tsd")]
+    batch = 8 if "--quick" in sys.argv else 64
+    cases = [("resnet18", batch, 64, "tent"), ("resnet18", batch, 64, "tsd")]
     cases += [("resnet18", 64, 224, "tsd"), ("resnet50", 32, 224, "tsd")] if kept else []
     for network, batch, size, method in cases:
         model, x = torchvision.models.get_model(network, num_classes=100).eval(), torch.randn(batch, 3, size, size)

@@ -1,4 +1,4 @@
-"""What the record of the statistics for `unwrap()` costs, as a ratio of a step with and without it.
+"""Cost of recording statistics for `unwrap()`, as a ratio of a step with and without it.
 
 The same network, method and batch on both sides, batch statistics; the two take turns.
 

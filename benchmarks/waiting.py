@@ -1,7 +1,7 @@
-"""How long the network waits for images: TSD on ResNet-18 over JPEG files, decoded ahead by threads.
+"""Time that the network waits for images: TSD on ResNet-18 over JPEG files, decoded in advance by threads.
 
-The share of a run's time that goes by between asking for a batch and having it, without the first, which nothing can
-be ahead of. Beside it, the ratio of the whole run to the same steps on batches that lie ready in memory.
+The share of a run's time between asking for a batch and having it, without the first batch. Also the ratio of the
+whole run to the same steps on batches that are in memory.
 
 Run: python benchmarks/waiting.py [--quick]
 """
@@ -27,7 +27,7 @@ from trueup.data.streams import batches
 
 
 def run(adapter: trueup.Adapter, stream: Iterable[tuple[Tensor, Any]]) -> tuple[float, float]:
-    """Seconds of steps and of waiting, from the second batch on."""
+    """Return the seconds of steps and of waiting, from the second batch on."""
     steps = waits = 0.0
     before = time.perf_counter()
     for i, (x, _) in enumerate(stream):
@@ -41,7 +41,7 @@ def run(adapter: trueup.Adapter, stream: Iterable[tuple[Tensor, Any]]) -> tuple[
 
 
 def main() -> None:
-    """Files of two sizes."""
+    """Measure files of two sizes."""
     quick = "--quick" in sys.argv
     sizes, count, batch, to = ((64,), 24, 8, 32) if quick else ((256, 800), 512, 32, 224)
     rows = []

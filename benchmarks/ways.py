@@ -1,7 +1,7 @@
-"""Ways of doing the same: optimisers, precisions and layouts, as ratios to the usual one; they take turns.
+"""Optimisers, precisions and memory layouts, as ratios to the default; they take turns.
 
-The optimisers' steps are of a ResNet-50's parameters, all and those of normalisation layers, each the parameters of a
-network of its own. The other ways are whole TSD steps on ResNet-50 at 224 pixels, batch 8; one is what "auto" chooses.
+The optimisers' steps are of a ResNet-50's parameters, all and those of normalisation layers, each of a network of
+its own. The others are whole TSD steps on ResNet-50 at 224 pixels, batch 8; one is what "auto" chooses.
 
 Run: python benchmarks/ways.py [--quick] [--rounds 3]
 """
@@ -30,7 +30,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def optimizers(params: str, rounds: int) -> list[dict[str, Any]]:
-    """Adam's steps alone."""
+    """Time Adam's steps alone."""
     steps: dict[str, Any] = {}
     for name in ("fused", "foreach"):
         with torch.random.fork_rng():
@@ -47,7 +47,7 @@ def _step(optimizer: torch.optim.Optimizer, _: None) -> None:
 
 
 def engines(batch: int, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Whole steps, and what was chosen by "auto"."""
+    """Time whole steps, and name what "auto" chose."""
     torch.manual_seed(0)
     model, example = torchvision.models.resnet50(weights=None), torch.randn(batch, 3, size, size)
     adapters = {name: trueup.adapt(model, "tsd", per_class=5, example=example, **way) for name, way in ENGINES.items()}

@@ -1,6 +1,6 @@
-"""A method of your own in thirty lines, checked by the contract that all methods pass.
+"""Add your own method in thirty lines, and check it with the contract of all methods.
 
-Here: Tent with a weight for each sample, so that certain predictions count more.
+The example is Tent with a weight for each sample, so that confident predictions count more.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ class WeightedTent(trueup.GradientMethod):
     lr: float = 1e-3
     params: Any = "norm"
     sharpness: float = 1.0
-    """How much more certain predictions count; 0 is Tent."""
+    """Extra weight of confident predictions; 0 is Tent."""
 
     info = trueup.Info(name="weighted-tent", title="Weighted Tent", paper="an example; no paper")
 
     def loss(self, net: trueup.SplitModel, out: trueup.Output, state: Any) -> Tensor:
-        """The weights are constants."""
+        """Return the weighted mean entropy; the weights have no gradient."""
         h = entropy(out.logits)
         weight = torch.exp(-self.sharpness * h.detach())
         return (weight * h).sum() / weight.sum()

@@ -1,6 +1,6 @@
-"""A small trained model meets a shifted stream: every method adapts it, and one table says what that brought.
+"""Compare all methods on a shifted stream: a small model, adapted by each of them, and a table of the results.
 
-The images are gratings, made on the spot; three source models, each with a stream of its own. `make demo` runs this.
+The images are synthetic gratings, with three source models and a stream for each. `make demo` runs this.
 """
 
 import logging
@@ -14,7 +14,7 @@ from trueup.testing import convnet, images
 
 SEEDS, BATCHES, SIZE, SHIFT = (0, 1, 2), 60, 64, 1.55
 
-logging.getLogger("trueup").setLevel(logging.ERROR)  # eata is not given source data here, and says so
+logging.getLogger("trueup").setLevel(logging.ERROR)  # hides eata's warning that it has no source data
 methods = trueup.list_methods()
 scores: dict[str, list[float]] = {name: [] for name in methods}
 clock = dict.fromkeys(methods, 0.0)

@@ -1,4 +1,4 @@
-"""One picture for each stream: from left to right, the classes and domains of the images in their order of arrival."""
+"""Draw each stream: the classes and domains of its images in order of arrival."""
 
 import sys
 from itertools import groupby
@@ -29,7 +29,7 @@ TITLES = {
 }
 for name, title in TITLES.items():
     domains = DOMAINS * (name in ("class-sorted", "continual", "gradual", "mixed"))
-    rows: list[tuple[str, np.ndarray, int, str]] = []  # name, classes or domains, size of batches, remark
+    rows: list[tuple[str, np.ndarray, int, str]] = []  # name, classes or domains, batch size, remark
     for value in (10, 1, 0.1, 0.01) if name == "dirichlet" else ():
         order = streams.dirichlet(LABELS, domains, seed=1, concentration=value)
         rows.append((f"concentration {value:g}", LABELS[order], 999, ""))

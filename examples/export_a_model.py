@@ -13,7 +13,7 @@ from trueup.testing import convnet, images
 
 Answer = Callable[[Tensor], Tensor]
 
-torch.set_num_threads(1)  # the toy model is trained here, and its last bits depend on the threads
+torch.set_num_threads(1)  # the toy model is trained here, and its last bits depend on the number of threads
 model = convnet()  # any trained torch.nn.Module
 stream = [images(64, seed=step, shift=1.3) for step in range(30)]
 
@@ -24,7 +24,7 @@ def accuracy(answer: Answer, batches: list[tuple[Tensor, Tensor]]) -> str:
 
 
 def exported(plain: torch.nn.Module, folder: str) -> tuple[Answer, Answer]:
-    """The model as torch.export and as ONNX Runtime run it, for batches of any size."""
+    """Return the model as torch.export and ONNX Runtime run it, for any batch size."""
     program = torch.export.export(plain, (stream[0][0],), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     written = torch.onnx.export(program, dynamo=True, verbose=False)
     assert written is not None
@@ -37,7 +37,7 @@ def exported(plain: torch.nn.Module, folder: str) -> tuple[Answer, Answer]:
 last = stream[-10:]
 print(f"accuracy on the last 10 of {len(stream)} batches; the source model: {accuracy(model, last)}")
 print("method   adapter  unwrapped  torch.export    ONNX  statistics='source'")
-for method in ("bn", "tsd", "t3a"):  # of T3A a warning says that its prototypes are lost
+for method in ("bn", "tsd", "t3a"):  # T3A warns that its prototypes are lost
     adapter = trueup.adapt(model, method)
     for x, _ in stream[:-10]:
         adapter(x)

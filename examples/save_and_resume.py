@@ -1,4 +1,4 @@
-"""Stop an adapting model in the evening and go on in the morning, exactly where it was."""
+"""Save an adapting model, and resume it exactly where it was."""
 
 import tempfile
 from pathlib import Path
@@ -18,8 +18,8 @@ with tempfile.TemporaryDirectory() as folder:
     adapter.save(path)
     print(f"saved after {adapter.batches} batches: {path.stat().st_size / 1024:.0f} KiB")
 
-    tomorrow = trueup.adapt(model, "tsd")
-    tomorrow.load(path)
+    resumed = trueup.adapt(model, "tsd")
+    resumed.load(path)
 
     try:  # a state belongs to one model, one method and its settings
         trueup.adapt(model, "tent").load(path)
@@ -27,7 +27,7 @@ with tempfile.TemporaryDirectory() as folder:
         print("refused:", str(error).replace(folder, ""))
 
 x = images(32, seed=5, shift=1.0)[0]
-print("goes on to the bit:", torch.equal(adapter(x), tomorrow(x)))
+print("resumes bit-exactly:", torch.equal(adapter(x), resumed(x)))
 
-tomorrow.reset()
-print("reset to the bit:", torch.equal(tomorrow(x), trueup.adapt(model, "tsd")(x)))
+resumed.reset()
+print("resets bit-exactly:", torch.equal(resumed(x), trueup.adapt(model, "tsd")(x)))

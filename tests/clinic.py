@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from trueup.deploy import Setup
-from trueup.source.networks import build
+from trueup.deploy import SegmentConfig
+from trueup.source.networks import build_network
 
 Array = NDArray[Any]
 SIZE = 32
@@ -43,17 +43,17 @@ class Bright(nn.Module):
 
 def unet(classes: int = 3, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return build("small-unet", classes).eval()
+    return build_network("small-unet", classes).eval()
 
 
-def learner(**values: Any) -> Setup:
-    return Setup(**{"model": unet(), "size": SIZE, "batch": 2, "hyper": TSD, **values})
+def learner(**values: Any) -> SegmentConfig:
+    return SegmentConfig(**{"model": unet(), "size": SIZE, "batch": 2, "hyper": TSD, **values})
 
 
-def watcher(*thresholds: float, **values: Any) -> Setup:
+def watcher(*thresholds: float, **values: Any) -> SegmentConfig:
     """Looks through Bright's eyes, and learns nothing."""
     model = Bright(*(thresholds or (0.0,)), background=not values.get("multilabel", False))
-    return Setup(**{"model": model, "size": SIZE, "normalize": "half", "method": "source", **values})
+    return SegmentConfig(**{"model": model, "size": SIZE, "normalize": "half", "method": "source", **values})
 
 
 def oblique(zooms: tuple[float, ...] = (1.5, 1.25, 5.0)) -> Array:

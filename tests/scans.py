@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError
-from trueup.data.slices import Box, Case, SliceDomain, Volume, whole
+from trueup.data.slices import Box, LabelledCase, SliceDomain, Volume, full_box
 
 SIDE = 32
 STEP = 60  # of red from class to class; of green from patient to patient it is 10, of blue from slice to slice 20
@@ -33,7 +33,7 @@ def volume(patient: int, slices: int = 2, *, seed: int = 0, level: int = 0, box:
     image[..., 0] = STEP * masks + level
     image[..., 1] = 10 * patient
     image[..., 2] = 20 * np.arange(slices)[:, None, None]
-    return Volume(image, masks, (3.0, 1.0, 0.5), box or whole(SIDE, SIDE))
+    return Volume(image, masks, (3.0, 1.0, 0.5), box or full_box(SIDE, SIDE))
 
 
 def broken() -> Volume:
@@ -49,7 +49,7 @@ def domain(
         patient = number // scans
         made = volume(patient, slices, seed=100 * seed + number % scans, level=level)
         read = broken if number in lost else lambda made=made: made
-        cases.append(Case(f"{name}-{number}", slices, read, patient=f"patient {patient}" if scans > 1 else ""))
+        cases.append(LabelledCase(f"{name}-{number}", slices, read, patient=f"patient {patient}" if scans > 1 else ""))
     return SliceDomain(name, cases)
 
 

@@ -19,10 +19,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 import trueup
-from trueup.bench.records import finished, read_records
+from trueup.bench.records import finished_records, read_records
 from trueup.bench.settings import read_sweep
 from trueup.core import files
-from trueup.data.datasets import cifar, masks
+from trueup.data.datasets import cifar
+from trueup.data.datasets import mask_folders as masks
 from trueup.data.domains import decode
 from trueup.data.volumes import read_volume
 from trueup.deploy.folder_images import JOURNAL
@@ -30,7 +31,7 @@ from trueup.deploy.run_log import FORMAT, RunLog
 from trueup.source import checkpoints
 from trueup.source import external_checkpoints as foreign
 from trueup.source import train as training
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, frozen
@@ -100,7 +101,7 @@ def payloads(canary: Path) -> dict[str, bytes]:
     made = {f"pickle {protocol}": pickle.dumps(Evil(canary), protocol) for protocol in (0, 2, 5)}
     for name, zipped in (("torch", True), ("old torch", False)):
         buffer = io.BytesIO()
-        content = {"state_dict": build("digits-net", 3).state_dict(), "args": Evil(canary)}
+        content = {"state_dict": build_network("digits-net", 3).state_dict(), "args": Evil(canary)}
         torch.save(content, buffer, _use_new_zipfile_serialization=zipped)
         made[name] = buffer.getvalue()
     buffer = io.BytesIO()
@@ -127,7 +128,7 @@ def test_the_payloads_are_harmful(tmp_path: Path) -> None:
 def read_array(path: Path) -> Any:
     (path.parent / "fog.npy").write_bytes(path.read_bytes())
     np.save(path.parent / "labels.npy", np.zeros(5 * cifar.ROWS, dtype=np.int64))
-    return cifar.domain("cifar10-c", path.parent, "fog")
+    return cifar.cifar_domain("cifar10-c", path.parent, "fog")
 
 
 def read_labels(path: Path) -> Any:
@@ -136,7 +137,7 @@ def read_labels(path: Path) -> Any:
         np.lib.format.write_array_header_1_0(file, head)
         file.truncate(file.tell() + 5 * cifar.ROWS * 3072)  # a hole: it takes no room
     (path.parent / "labels.npy").write_bytes(path.read_bytes())
-    return cifar.domain("cifar10-c", path.parent, "fog")
+    return cifar.cifar_domain("cifar10-c", path.parent, "fog")
 
 
 def write_journal(folder: Path, content: bytes) -> Path:
@@ -161,8 +162,8 @@ READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "our checkpoint": (checkpoints.read_checkpoint, ("x.safetensors", "x.pt")),
     "the header of our checkpoint": (checkpoints.read_header, ("x.safetensors",)),
     "any checkpoint": (lambda path: checkpoints.load_model(path, "digits-net", 3, 8), ("x.pt", "x.safetensors")),
-    "a foreign checkpoint": (foreign.read_checkpoint, ("x.pt", "x.pth", "x.ckpt", "x.safetensors", "x")),
-    "weights": (lambda path: build("digits-net", 3, weights=str(path)), ("x.pt", "x.pth", "x.safetensors")),
+    "a foreign checkpoint": (foreign.read_external, ("x.pt", "x.pth", "x.ckpt", "x.safetensors", "x")),
+    "weights": (lambda path: build_network("digits-net", 3, weights=str(path)), ("x.pt", "x.pth", "x.safetensors")),
     "a journal": (read_journal, ("x",)),
     "the state of a journal": (read_journal_state, ("x",)),
     "a sweep": (lambda path: read_sweep(path, {}), ("x.yaml",)),
@@ -378,7 +379,7 @@ CHECKPOINTS: dict[str, Any] = {
 @pytest.mark.parametrize("forgery", CHECKPOINTS)
 def test_a_forged_checkpoint(forgery: str, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(signed(build("digits-net", 3).state_dict(), CHECKPOINTS[forgery], "source"))
+    path.write_bytes(signed(build_network("digits-net", 3).state_dict(), CHECKPOINTS[forgery], "source"))
     with pytest.raises(REFUSED):
         checkpoints.read_checkpoint(path)
     with pytest.raises(REFUSED):
@@ -392,7 +393,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     made = "def make(classes):\n    from trueup.source.networks import build\n    return build('digits-net', classes)\n"
     Path("planted_network.py").write_text(f"from pathlib import Path\nPath('canary').touch()\n{made}")
     forged = with_recipe(network="planted_network:make")
-    Path("x.safetensors").write_bytes(signed(build("digits-net", 3).state_dict(), forged, "source"))
+    Path("x.safetensors").write_bytes(signed(build_network("digits-net", 3).state_dict(), forged, "source"))
     yield tmp_path / "x.safetensors"
     sys.modules.pop("planted_network", None)
 
@@ -423,7 +424,7 @@ def test_a_function_of_a_users_own_runs_where_the_user_names_it(planted: Path) -
 def test_a_checkpoint_does_not_choose_what_is_downloaded(tmp_path: Path) -> None:
     """Encoders of timm may be addresses."""
     forged = with_recipe(network="smp:unet/tu-hf-hub:somebody/something")
-    (tmp_path / "x").write_bytes(signed(build("digits-net", 3).state_dict(), forged, "source"))
+    (tmp_path / "x").write_bytes(signed(build_network("digits-net", 3).state_dict(), forged, "source"))
     with pytest.raises(ValueError, match="would have to be imported and run"):
         checkpoints.read_checkpoint(tmp_path / "x")
 
@@ -440,15 +441,15 @@ ODD: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.filterwarnings("ignore")  # or a warning of torch would refuse the file here, and only here
 @pytest.mark.parametrize("odd", ODD)
 def test_foreign_tensors_of_an_odd_kind_leave_the_model_alone(odd: str, tmp_path: Path) -> None:
-    model, theirs = build("digits-net", 3), build("digits-net", 3).state_dict()
+    model, theirs = build_network("digits-net", 3), build_network("digits-net", 3).state_dict()
     weight = theirs["head.weight"]
     theirs["head.weight"] = ODD[odd](weight)
     torch.save(theirs, tmp_path / "x.pt")
     with pytest.raises(REFUSED):
-        build("digits-net", 3, weights=str(tmp_path / "x.pt"))
+        build_network("digits-net", 3, weights=str(tmp_path / "x.pt"))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
-        foreign.load_foreign(tmp_path / "x.pt", model, torch.zeros(2, 3, 8, 8))
+        foreign.load_external(tmp_path / "x.pt", model, torch.zeros(2, 3, 8, 8))
     except REFUSED:
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     else:
@@ -457,16 +458,16 @@ def test_foreign_tensors_of_an_odd_kind_leave_the_model_alone(odd: str, tmp_path
 
 def test_foreign_settings_may_be_as_deep_as_they_like(tmp_path: Path) -> None:
     """A pickle of lists in lists, which takes a byte for each to write."""
-    torch.save({"state_dict": build("digits-net", 3).state_dict(), "args": []}, tmp_path / "flat.pt")
+    torch.save({"state_dict": build_network("digits-net", 3).state_dict(), "args": []}, tmp_path / "flat.pt")
     with zipfile.ZipFile(tmp_path / "flat.pt") as flat, zipfile.ZipFile(tmp_path / "x.pt", "w") as deep:
         for name in flat.namelist():
             blob, found = re.subn(rb"(argsq.\]q.)", rb"\1" + b"]" * 20_000 + b"a" * 20_000, flat.read(name))
             assert found == name.endswith("data.pkl")
             deep.writestr(name, blob)
-    model = build("digits-net", 3)
+    model = build_network("digits-net", 3)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(REFUSED, match=r"x\.pt"):
-        foreign.load_foreign(tmp_path / "x.pt", model, torch.zeros(2, 3, 8, 8))
+        foreign.load_external(tmp_path / "x.pt", model, torch.zeros(2, 3, 8, 8))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -475,8 +476,8 @@ def test_foreign_settings_may_hold_the_same_list_many_times(tmp_path: Path) -> N
     laugh: list[Any] = [1]
     for _ in range(50):
         laugh = [laugh, laugh]
-    torch.save({"state_dict": build("digits-net", 3).state_dict(), "args": laugh}, tmp_path / "x.pt")
-    assert "args" in foreign.load_foreign(tmp_path / "x.pt", build("digits-net", 3), torch.zeros(2, 3, 8, 8))
+    torch.save({"state_dict": build_network("digits-net", 3).state_dict(), "args": laugh}, tmp_path / "x.pt")
+    assert "args" in foreign.load_external(tmp_path / "x.pt", build_network("digits-net", 3), torch.zeros(2, 3, 8, 8))
 
 
 def with_swad(**values: Any) -> Forge:
@@ -521,9 +522,9 @@ UNFINISHED: dict[str, Forge] = {
 }
 
 
-def an_unfinished_run(model: torch.nn.Module, store: checkpoints.Store) -> training._Run:
+def an_unfinished_run(model: torch.nn.Module, store: checkpoints.Store) -> training._TrainingRun:
     """After two steps, with SWAD at work and weights that are kept."""
-    run: training._Run = training._Run(RECIPE, model, [], None)  # type: ignore[arg-type]
+    run: training._TrainingRun = training._TrainingRun(RECIPE, model, [], None)  # type: ignore[arg-type]
     for _ in range(2):
         run.model(torch.randn(4, 3, 8, 8)).sum().backward()
         run.optimizer.step()
@@ -536,15 +537,15 @@ def an_unfinished_run(model: torch.nn.Module, store: checkpoints.Store) -> train
 
 @pytest.mark.parametrize("forgery", UNFINISHED)
 def test_a_forged_training_starts_anew(forgery: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model, store = build("digits-net", 3), checkpoints.Store(tmp_path)
+    model, store = build_network("digits-net", 3), checkpoints.Store(tmp_path)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     an_unfinished_run(model, store)
     file = store.partial(RECIPE)
     file.write_bytes(signed(*UNFINISHED[forgery](*files.read(file, "source")), "source"))
     model.load_state_dict(before)
-    fresh: training._Run = training._Run(RECIPE, model, [], None)  # type: ignore[arg-type]
+    fresh: training._TrainingRun = training._TrainingRun(RECIPE, model, [], None)  # type: ignore[arg-type]
     fresh.restore(file)
-    assert re.search(rf"training starts anew: .*{re.escape(file.name)}", caplog.text)
+    assert re.search(rf"training starts over: .*{re.escape(file.name)}", caplog.text)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert (fresh.done, fresh.kept, fresh.optimizer.state_dict()["state"]) == (0, {}, {})
     assert (fresh.swad.steps, fresh.swad.segment) == (0, {})
@@ -552,9 +553,9 @@ def test_a_forged_training_starts_anew(forgery: str, tmp_path: Path, caplog: pyt
 
 def test_a_training_that_nobody_forged_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Or else the refusals above show nothing."""
-    model, store = build("digits-net", 3), checkpoints.Store(tmp_path)
+    model, store = build_network("digits-net", 3), checkpoints.Store(tmp_path)
     run = an_unfinished_run(model, store)
-    fresh: training._Run = training._Run(RECIPE, build("digits-net", 3), [], None)  # type: ignore[arg-type]
+    fresh: training._TrainingRun = training._TrainingRun(RECIPE, build_network("digits-net", 3), [], None)  # type: ignore[arg-type]
     fresh.restore(store.partial(RECIPE))
     assert caplog.text == ""
     assert (fresh.done, fresh.best, fresh.swad.steps) == (2, run.best, 2)
@@ -627,7 +628,7 @@ def test_a_forged_record_is_left_out(forgery: str, tmp_path: Path) -> None:
     good = '{"id": "a", "settings": {}, "results": {}}'
     (tmp_path / "records.jsonl").write_text(f"{RECORDS[forgery]}\n{good}\n")
     assert [record["id"] for record in read_records(tmp_path)] == ["a"]
-    assert list(finished(tmp_path)) == ["a"]
+    assert list(finished_records(tmp_path)) == ["a"]
 
 
 # Sweeps

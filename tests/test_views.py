@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup import views as augment
+from trueup import views
 from trueup.views import Normalization, augmix_view, cotta_view, make_normalization, moco_view, roid_view, weak_view
 
 View = Callable[..., Tensor]
@@ -49,7 +49,7 @@ def test_shape_and_dtype_stay(
 
 @VIEWS
 def test_values_stay_in_range(view: View) -> None:
-    x = PIXELS.back(pictures(64))
+    x = PIXELS.from_unit(pictures(64))
     raw = seen(view, x, PIXELS).double()
     mean, std = (torch.tensor(v, dtype=torch.float64).view(1, 3, 1, 1) for v in (PIXELS.mean, PIXELS.std))
     unit = raw * std + mean
@@ -76,7 +76,7 @@ def test_chance_is_torchs_random_state(view: View, pixels: Normalization | None)
 
 @VIEWS
 @RANGES
-def test_each_image_is_changed_in_its_own_way(view: View, pixels: Normalization | None) -> None:
+def test_each_image_is_augmix_step_in_its_own_way(view: View, pixels: Normalization | None) -> None:
     answer = seen(view, pictures(1).repeat(16, 1, 1, 1), pixels).flatten(1)
     apart = torch.cdist(answer, answer) + torch.eye(16)
     assert float(apart.min()) > 1e-3
@@ -86,7 +86,7 @@ def test_each_image_is_changed_in_its_own_way(view: View, pixels: Normalization 
 @RANGES
 def test_without_strength_images_stay(view: View, pixels: Normalization | None) -> None:
     x = pictures(8, height=9, width=13)
-    x = x if pixels is None else pixels.back(x)
+    x = x if pixels is None else pixels.from_unit(x)
     torch.testing.assert_close(seen(view, x, pixels, strength=0.0), x, rtol=1e-5, atol=1e-5)
     assert float((seen(view, x, pixels) - x).abs().mean()) > 0.02
 
@@ -135,7 +135,7 @@ def test_one_number_for_each_channel() -> None:
 @pytest.mark.parametrize("value", ["0.5", b"0", "abc", True, [0.5, "0.5"], [[0.5]], [None], torch.ones(2, 2)], ids=repr)
 def test_what_is_no_number_is_refused(value: Any) -> None:
     for name, given in (("mean", (value, 0.5)), ("std", (0.5, value))):
-        with pytest.raises(ValueError, match=rf"(?s){name}=.* must be a number or one for each channel, such as 0\.5"):
+        with pytest.raises(ValueError, match=rf"(?s){name}=.* must be a number or one per channel, such as 0\.5"):
             make_normalization(*given)
 
 
@@ -195,7 +195,7 @@ def reaches(values: Tensor, low: float, high: float) -> bool:
 @STRONG
 def test_strong_views_are_scaled_and_moved_by_as_much_as_published(view: View, monkeypatch: pytest.MonkeyPatch) -> None:
     """By 0.9 to 1.1; moved by a sixteenth of an image padded to twice its size. Contrast would change slopes."""
-    monkeypatch.setattr(augment, "_jittered", plain)
+    monkeypatch.setattr(views, "_color_jitter", plain)
     matrix, middle = mapped(seen(view, planes(600, 40)))
     assert reaches(1 / torch.linalg.det(matrix).abs().sqrt(), 0.9, 1.1)
     for shift in middle.unbind(dim=1):
@@ -204,8 +204,8 @@ def test_strong_views_are_scaled_and_moved_by_as_much_as_published(view: View, m
 
 def test_strong_views_are_blurred_by_half_a_pixel_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """A spot that is not moved: its neighbour has exp(-1 / 2σ²) of its value."""
-    monkeypatch.setattr(augment, "_jittered", plain)
-    monkeypatch.setattr(augment, "_warp", plain)
+    monkeypatch.setattr(views, "_color_jitter", plain)
+    monkeypatch.setattr(views, "_warp", plain)
     x = torch.zeros(400, 1, 9, 9, dtype=torch.float64)
     x[:, :, 4, 4] = 1.0
     answer = seen(cotta_view, x)[:, 0, 4]
@@ -226,8 +226,8 @@ def test_roids_views_have_no_noise_and_no_blur(monkeypatch: pytest.MonkeyPatch) 
     flat = torch.full((40, 1, 32, 32), 0.4, dtype=torch.float64)
     answer = seen(roid_view, flat, Normalization((0.0,), (1.0,)))
     assert float(answer.std(dim=(1, 2, 3)).max()) < 1e-12
-    monkeypatch.setattr(augment, "_jittered", plain)
-    monkeypatch.setattr(augment, "_warp", plain)
+    monkeypatch.setattr(views, "_color_jitter", plain)
+    monkeypatch.setattr(views, "_warp", plain)
     x = torch.zeros(20, 1, 9, 9, dtype=torch.float64)
     x[:, :, 4, 4] = 1.0
     assert torch.equal(seen(roid_view, x), x)
@@ -240,7 +240,7 @@ def test_what_is_seen_beyond_the_edge(padding: str, mode: Any, height: int, widt
     x = pictures(1, height=height, width=width).double()
     angle, shift = 0.3, torch.tensor([[0.1, -0.12]], dtype=torch.float64)
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
-    answer = augment._warp(x, turn.unsqueeze(0) / 0.9, shift, padding)[0]
+    answer = views._warp(x, turn.unsqueeze(0) / 0.9, shift, padding)[0]
     wide = np.pad(x[0].numpy(), ((0, 0), (height - 1,) * 2, (width - 1,) * 2), mode=mode)
     for i in range(height):
         for j in range(width):
@@ -256,7 +256,7 @@ def test_what_is_seen_beyond_the_edge(padding: str, mode: Any, height: int, widt
 
 def test_roids_views_reflect_and_cottas_repeat_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    monkeypatch.setattr(augment, "_warp", lambda x, matrix, shift, padding="border": used.append(padding) or x)
+    monkeypatch.setattr(views, "_warp", lambda x, matrix, shift, padding="border": used.append(padding) or x)
     seen(cotta_view, pictures(2))
     seen(roid_view, pictures(2))
     assert used == ["border", "reflection"]
@@ -272,7 +272,7 @@ def colours_apart(monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, dict[str, Te
         got.update({change.__name__: change(x, strength) for change, strength in colours})
         return x
 
-    monkeypatch.setattr(augment, "_jittered", apart)
+    monkeypatch.setattr(views, "_color_jitter", apart)
     return x, got
 
 
@@ -300,7 +300,7 @@ def test_chains_have_one_to_three_changes(monkeypatch: pytest.MonkeyPatch) -> No
         steps.append(change.clone())
         return x
 
-    monkeypatch.setattr(augment, "_changed", note)
+    monkeypatch.setattr(views, "_augmix_step", note)
     seen(augmix_view, pictures(400), PIXELS)
     changes = torch.stack(steps)
     assert changes.shape == (3, 1200)
@@ -322,7 +322,7 @@ def test_how_far_one_change_of_a_chain_goes(change: int) -> None:
     most = LIMITS[change][1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        answer = augment._changed(planes(600, 40), torch.full((600,), change), ())
+        answer = views._augmix_step(planes(600, 40), torch.full((600,), change), ())
     matrix, middle = mapped(answer)
     still = torch.eye(2, dtype=torch.float64).expand(600, 2, 2).clone()
     if change == 0:
@@ -375,7 +375,7 @@ def parts(least: float, height: int, width: int) -> tuple[Tensor, Tensor]:
     row, column = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        x = augment._cropped(torch.stack([row, column]).expand(500, 2, height, width), least)
+        x = views._random_crop(torch.stack([row, column]).expand(500, 2, height, width), least)
     starts, ends = [], []
     for line in (x[:, 0, :, 0], x[:, 1, 0]):
         n = line.shape[1]
@@ -417,7 +417,7 @@ def test_not_cropped_a_spot_stays_and_is_blurred_by_up_to_two_pixels() -> None:
     assert 0.4 < float((spread < 0.1).double().mean()) < 0.65
 
 
-def test_how_often_strong_views_are_changed_in_each_way() -> None:
+def test_how_often_strong_views_are_augmix_step_in_each_way() -> None:
     """Colours in four of five, grey in one of five, blurred in one of two: counted in halves of plain colours."""
     colours = torch.tensor([[0.6, 0.3, 0.4], [0.3, 0.4, 0.5]])
     x = colours.T.reshape(1, 3, 1, 2).repeat_interleave(8, dim=3).expand(1000, 3, 16, 16)
@@ -436,7 +436,7 @@ def test_colours_change_by_as_much_as_moco_says(monkeypatch: pytest.MonkeyPatch)
     """Brightness, contrast and saturation by 0.4, hue by a tenth of a circle: reached, never passed."""
     x, got = colours_apart(monkeypatch)
     seen(moco_view, x, Normalization((0.0,), (1.0,)), crop=1.0)
-    grey, middle = augment._grey(x), x.mean(dim=(2, 3), keepdim=True)
+    grey, middle = views._grey(x), x.mean(dim=(2, 3), keepdim=True)
     for name, zero in (("_brightness", 0.0), ("_contrast", middle), ("_saturation", grey)):
         factor = (got[name] - zero) / (x - zero)
         assert 0.6 - 1e-6 <= float(factor.min()) < 0.61
@@ -452,20 +452,20 @@ def test_colours_change_by_as_much_as_moco_says(monkeypatch: pytest.MonkeyPatch)
 def test_turned_by_a_right_angle() -> None:
     x = pictures(2, height=6, width=6)
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(2, 2, 2)
-    torch.testing.assert_close(augment._warp(x, turn, torch.zeros(2, 2)), x.rot90(1, dims=(2, 3)))
+    torch.testing.assert_close(views._warp(x, turn, torch.zeros(2, 2)), x.rot90(1, dims=(2, 3)))
 
 
 def test_angles_are_true_in_oblong_images() -> None:
     """A right angle maps the middle column of 3 x 5 onto the middle row's three inner pixels."""
     x = torch.arange(15.0).view(1, 1, 3, 5)
     turn = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]])
-    answer = augment._warp(x, turn, torch.zeros(1, 2))
+    answer = views._warp(x, turn, torch.zeros(1, 2))
     torch.testing.assert_close(answer[0, 0, :, 2], x[0, 0, 1, 1:4].flip(0))
 
 
 def test_moved_by_a_pixel_and_the_edge_goes_on() -> None:
     x = pictures(2, height=4, width=5)
-    answer = augment._warp(x, torch.eye(2).expand(2, 2, 2), torch.tensor([[1 / 5, 0.0], [0.0, -1 / 4]]))
+    answer = views._warp(x, torch.eye(2).expand(2, 2, 2), torch.tensor([[1 / 5, 0.0], [0.0, -1 / 4]]))
     torch.testing.assert_close(answer[0], torch.cat([x[0, :, :, 1:], x[0, :, :, -1:]], dim=2))
     torch.testing.assert_close(answer[1], torch.cat([x[1, :, :1], x[1, :, :-1]], dim=1))
 
@@ -473,31 +473,31 @@ def test_moved_by_a_pixel_and_the_edge_goes_on() -> None:
 def test_blur_by_hand() -> None:
     x = torch.zeros(2, 1, 7, 7, dtype=torch.float64)
     x[:, :, 3, 3] = 1
-    answer = augment._blur(x, torch.tensor([0.5, 0.0], dtype=torch.float64).view(2, 1, 1, 1))
+    answer = views._blur(x, torch.tensor([0.5, 0.0], dtype=torch.float64).view(2, 1, 1, 1))
     taps = [math.exp(-(d**2) / 0.5) for d in range(-2, 3)]
     for i in range(5):
         for j in range(5):
             assert float(answer[0, 0, 1 + i, 1 + j]) == pytest.approx(taps[i] * taps[j] / sum(taps) ** 2)
     assert torch.equal(answer[1], x[1])
     flat = torch.full((1, 1, 4, 4), 0.7)
-    torch.testing.assert_close(augment._blur(flat, torch.full((1, 1, 1, 1), 0.5)), flat)
-    wide = augment._blur(F.pad(x[:1], (5, 5, 5, 5)), torch.full((1, 1, 1, 1), 2.0, dtype=torch.float64), reach=6)
+    torch.testing.assert_close(views._blur(flat, torch.full((1, 1, 1, 1), 0.5)), flat)
+    wide = views._blur(F.pad(x[:1], (5, 5, 5, 5)), torch.full((1, 1, 1, 1), 2.0, dtype=torch.float64), radius=6)
     taps = [math.exp(-(d**2) / 8) for d in range(-6, 7)]
     assert float(wide[0, 0, 2, 11]) == pytest.approx(taps[0] * taps[9] / sum(taps) ** 2)
 
 
 def test_tones_by_hand() -> None:
     x = torch.tensor([[0.2, 0.2], [0.4, 0.6]]).view(1, 1, 2, 2)
-    assert augment._autocontrast(x).flatten().tolist() == pytest.approx([0, 0, 0.5, 1])
-    assert augment._equalize(x).flatten().tolist() == pytest.approx([0, 0, 0.5, 1])  # ranks 2, 2, 3, 4 of 4
+    assert views._autocontrast(x).flatten().tolist() == pytest.approx([0, 0, 0.5, 1])
+    assert views._equalize(x).flatten().tolist() == pytest.approx([0, 0, 0.5, 1])  # ranks 2, 2, 3, 4 of 4
     spread = torch.tensor([[0.0, 0.1], [0.2, 1.0]]).view(1, 1, 2, 2)
-    assert augment._equalize(spread).flatten().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert views._equalize(spread).flatten().tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
     flat = torch.full((1, 2, 3, 3), 0.3)
-    assert torch.equal(augment._autocontrast(flat), flat)
-    assert torch.equal(augment._equalize(flat), flat)
+    assert torch.equal(views._autocontrast(flat), flat)
+    assert torch.equal(views._equalize(flat), flat)
     many = torch.linspace(0, 1, 1000).view(1, 1, 10, 100)
-    assert 8 <= len(augment._posterize(many).unique()) <= 16
-    inverted = augment._solarize(many)
+    assert 8 <= len(views._posterize(many).unique()) <= 16
+    inverted = views._solarize(many)
     assert torch.equal(inverted[many < 0.69], many[many < 0.69])
     assert float(inverted[0, 0, -1, -1]) == 0.0
 
@@ -506,12 +506,12 @@ def test_hue_keeps_grey_and_the_sum_of_the_channels() -> None:
     x = pictures(6)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        answer = augment._hue(x, 1.0)
+        answer = views._hue(x, 1.0)
         grey = x[:, :1].expand(6, 3, 12, 12)
-        torch.testing.assert_close(augment._hue(grey, 1.0), grey)
+        torch.testing.assert_close(views._hue(grey, 1.0), grey)
     torch.testing.assert_close(answer.sum(dim=1), x.sum(dim=1))
     assert float((answer - x).abs().max()) > 0.05
-    assert torch.equal(augment._hue(x[:, :1], 1.0), x[:, :1])  # there is none
+    assert torch.equal(views._hue(x[:, :1], 1.0), x[:, :1])  # there is none
 
 
 def test_a_mixture_of_nothing_changes_nothing() -> None:

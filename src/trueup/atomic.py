@@ -1,18 +1,20 @@
-"""Files that are whole or not there, and names that a file system takes."""
+"""Atomic writes, locks, and file names that fit the file system."""
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
 def write_atomic(path: Path, blob: bytes, *, private: bool = False) -> None:
-    """Put a file in its place once it is safe on disk; the old one stays until then.
+    """Write a file that is complete or absent; the old one stays until the new one is safely on disk.
 
-    private: only its owner may read it, from the first byte on; else the user's umask decides.
+    private: readable by the owner only, from the first byte on; otherwise the umask decides.
     """
     end = f".{os.getpid()}.partial"
-    partial = path.with_name(shortened(f".{path.name}{end}", end, longest_name(path.parent)))
-    partial.unlink(missing_ok=True)  # opening a file that is there would keep its mode
+    partial = path.with_name(shorten_name(f".{path.name}{end}", end, longest_name(path.parent)))
+    partial.unlink(missing_ok=True)  # an existing file would keep its mode
     try:
         with open(partial, "wb", opener=_owner_only if private else None) as file:
             file.write(blob)
@@ -30,17 +32,37 @@ def write_atomic(path: Path, blob: bytes, *, private: bool = False) -> None:
             os.close(folder)
 
 
-def longest_name(folder: Path) -> int:
-    """Return how many bytes a name may have in a folder, which need not be there yet."""
-    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), Path())
+@contextmanager
+def single_writer(lock_file: Path, message: str) -> Iterator[None]:
+    """Hold a lock inside the block; raise a ValueError with the message if another process holds it.
+
+    The lock ends with its process, even if that is killed; the file stays. A drive without locks is not protected.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(lock_file)
+    with suppress(OSError, NotImplementedError):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise ValueError(message) from error
     try:
-        return os.pathconf(there, "PC_NAME_MAX")
-    except (AttributeError, OSError, ValueError):  # Windows has no such question
+        yield
+    finally:
+        lock.release()
+
+
+def longest_name(folder: Path) -> int:
+    """Return how many bytes a name may have in a folder, which need not exist yet."""
+    existing = next((each for each in (folder, *folder.absolute().parents) if each.exists()), Path())
+    try:
+        return os.pathconf(existing, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):  # Windows has no pathconf
         return 255
 
 
-def shortened(path: str, end: str, longest: int) -> str:
-    """Shorten the last name of a path to so many bytes: its beginning, a hash of all of it, and its end, `end`."""
+def shorten_name(path: str, end: str, longest: int) -> str:
+    """Shorten the last name of a path to `longest` bytes: its start, a hash of the whole name, and `end`."""
     folder, slash, name = path.rpartition("/")
     if len(os.fsencode(name)) <= longest:
         return path
@@ -53,11 +75,11 @@ def _owner_only(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL, 0o600)
 
 
-def alive(process: int) -> bool:
-    """Whether another process has this number; where one cannot ask without doing harm, it counts as alive."""
+def is_alive(process: int) -> bool:
+    """Return True if another process has this id; on Windows, where it cannot be asked safely, always True."""
     if process == os.getpid():
         return False
-    if os.name == "nt":  # there, signal 0 does not only ask
+    if os.name == "nt":  # signal 0 would end the process there
         return True
     try:
         os.kill(process, 0)

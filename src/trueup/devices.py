@@ -1,8 +1,8 @@
-"""What a device asks of the host."""
+"""Differences between devices."""
 
 from torch import Tensor
 
 
 def waits(tensor: Tensor) -> bool:
-    """Whether to read a value of a tensor is to wait for its device."""
+    """Return True if reading a tensor's value synchronises with its device."""
     return tensor.device.type != "cpu"

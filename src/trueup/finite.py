@@ -1,20 +1,20 @@
-"""Checks that values are finite and of a usable size."""
+"""Checks that values are finite and not too large."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-# Larger values are refused as infinite ones are: statistics of what a network makes of them overflow.
+# Larger values are refused like infinite ones: statistics of a network's activations would overflow.
 LARGEST = 1e12
 
 
 class NotFiniteError(ValueError):
-    """What a model makes of a batch is not finite, although the batch is."""
+    """Error for a model's output that is not finite although its input is."""
 
 
 def usable(x: Tensor) -> Tensor:
-    """Whether no value is NaN, infinite or too large; as a tensor, for which nobody has to wait."""
+    """Return a tensor that is True if no value is NaN, infinite or too large; without a device sync."""
     return x.detach().abs().amax() <= LARGEST
 
 
@@ -22,23 +22,22 @@ def check_values(x: Tensor) -> None:
     """Refuse values that are NaN, infinite or too large."""
     if not bool(usable(x)):
         bad = (~(x.detach().abs().flatten(1).amax(dim=1) <= LARGEST)).nonzero().flatten().tolist()
-        what = f"NaN, infinite or beyond {LARGEST:.0e}"
-        way = "leave these images out, or let a guard do it: adapt(..., guard=True)"
-        raise ValueError(f"x has values that are {what}, in rows {bad[:10]}: {way}")
+        advice = "leave these images out, or let a guard do it: adapt(..., guard=True)"
+        raise ValueError(f"x has values that are NaN, infinite or beyond {LARGEST:.0e}, in rows {bad[:10]}: {advice}")
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are finite: one look at all tensors, for which a device is waited for once."""
+    """Return True if all values are finite, with one device sync for all tensors."""
     each = [t.isfinite().all() for t in tensors]
     return not each or bool(torch.stack(each).all())
 
 
 def bad_rows(x: Tensor, times: float, usual: float) -> tuple[Tensor, float]:
-    """Which rows must not enter, and the usual size of a row's largest value, with this batch.
+    """Return a mask of rows to refuse, and the usual size of a row's largest value, updated by this batch.
 
-    Bad are values that are not finite or beyond 1e12, and those `times` beyond the usual. That never falls: dark images
-    must not make bright ones look huge. It rises tenfold at most. Before anything is usual, the rows' lower quarter is;
-    nothing below 1 counts.
+    Rows are bad if a value is not finite, beyond 1e12, or more than `times` the usual. The usual size never falls, or
+    dark images would make bright ones look huge, and it rises at most tenfold per batch. The first batch uses the
+    lower quartile of its rows; sizes below 1 count as 1.
     """
     sizes = x.detach().abs().flatten(1).amax(dim=1).float()
     bad = ~(sizes <= LARGEST)

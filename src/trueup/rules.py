@@ -1,4 +1,4 @@
-"""Rules for guards: ours, published ones, and the base of your own."""
+"""Rules for guards: the default ones, published ones, and the base class for your own."""
 
 from trueup.guard.drift_alarm import Shift
 from trueup.guard.published_rules import PUBLISHED, Asr, Cotta, RDumb, Roid, Sar
@@ -15,7 +15,7 @@ from trueup.guard.rules import (
     buffers,
 )
 
-Signs = BatchSignals  # its name until version 0.2
+Signs = BatchSignals  # the name until version 0.2
 
 __all__ = [
     "PUBLISHED",

@@ -1,4 +1,4 @@
-"""Ctrl-C while the command starts: importing torch takes seconds, and an interrupted import ends in a traceback."""
+"""Ctrl-C during startup: importing torch takes seconds, and an interrupted import ends in a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
-INTERRUPTED = 130  # what shells report for a command that SIGINT ended
+INTERRUPTED = 130  # the shells' exit status for SIGINT
 COMMANDS = ("trueup", "trueup.exe")
 
 

@@ -11,7 +11,7 @@ from trueup.bench.class_metrics import (
     Probs,
     accuracy,
     calibration_error,
-    measure,
+    measure_classes,
     negative_log_likelihood,
     per_class,
 )
@@ -53,7 +53,7 @@ def test_accuracy_per_class_leaves_out_a_class_without_images() -> None:
 
 
 def test_macro_average_is_over_the_classes_that_have_images() -> None:
-    assert measure(PROBS, LABELS)["macro"] == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert measure_classes(PROBS, LABELS)["macro"] == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
 def test_calibration_error_of_five_images_by_hand() -> None:
@@ -107,7 +107,7 @@ def test_probability_zero_of_the_right_class_is_finite() -> None:
 
 
 def test_one_image_has_all_measures() -> None:
-    assert measure(np.array([[0.25, 0.75]]), np.array([1])) == {
+    assert measure_classes(np.array([[0.25, 0.75]]), np.array([1])) == {
         "accuracy": 1.0,
         "macro": 1.0,
         "per_class": [None, 1.0],
@@ -120,11 +120,11 @@ def test_one_image_has_all_measures() -> None:
 def test_measures_do_not_depend_on_the_order_of_images() -> None:
     probs, labels = random(150, 4, seed=6)
     order = np.random.default_rng(7).permutation(150)
-    first, second = measure(probs, labels), measure(probs[order], labels[order])
+    first, second = measure_classes(probs, labels), measure_classes(probs[order], labels[order])
     assert first.pop("per_class") == pytest.approx(second.pop("per_class"))
     assert first == pytest.approx(second)
 
 
 def test_measures_are_plain_numbers_that_json_can_hold() -> None:
-    values = measure(*random(20, 3, seed=8))
+    values = measure_classes(*random(20, 3, seed=8))
     assert {type(v) for v in (*values.values(), *values["per_class"])} <= {float, int, list, type(None)}

@@ -1,4 +1,4 @@
-"""Alignment and uniformity equal loops over pairs; listening changes no answer; traces hold what was answered."""
+"""Alignment and uniformity equal loops over pairs; observing changes no answer; traces hold what was answered."""
 
 import itertools
 from pathlib import Path
@@ -13,14 +13,14 @@ from trueup.bench.feature_metrics import (  # fmt: skip
     PLANE,
     SHOWN,
     WINDOWS,
-    Listener,
+    FeatureRecorder,
     alignment,
-    in_plane,
     measure_features,
+    project_for_trace,
     separation,
+    to_unit_sphere,
     uniformity,
     uniformity_per_class,
-    unit,
 )
 from trueup.bench.jobs import write_trace
 from trueup.core.adapter import Adapter
@@ -81,7 +81,7 @@ def test_one_feature_has_no_pair() -> None:
 
 
 def test_zeros_stay_where_they_are() -> None:
-    assert np.array_equal(unit(np.zeros((2, 3))), np.zeros((2, 3)))
+    assert np.array_equal(to_unit_sphere(np.zeros((2, 3))), np.zeros((2, 3)))
 
 
 def test_parts_of_a_stream_are_measured_alone() -> None:
@@ -97,63 +97,64 @@ def test_parts_of_a_stream_are_measured_alone() -> None:
 
 def test_main_directions_keep_distances() -> None:
     wide = RNG.normal(size=(30, 80)) @ np.diag([1.0] * 40 + [0.0] * 40)
-    flat = in_plane(wide).astype(float)
+    flat = project_for_trace(wide).astype(float)
     assert flat.shape == (30, 30)  # thirty points span no more
-    assert in_plane(RNG.normal(size=(200, 80))).shape == (200, PLANE)
+    assert project_for_trace(RNG.normal(size=(200, 80))).shape == (200, PLANE)
     ours = np.linalg.norm(flat[:, None] - flat[None], axis=2)
-    theirs = np.linalg.norm(unit(wide)[:, None] - unit(wide)[None], axis=2)
+    theirs = np.linalg.norm(to_unit_sphere(wide)[:, None] - to_unit_sphere(wide)[None], axis=2)
     assert np.allclose(ours, theirs, atol=5e-3)
 
 
 @pytest.mark.parametrize("method", ["source", "t3a", "lame", "tent", "tsd"])
 @pytest.mark.parametrize("guard", [False, True])
-def test_listening_changes_nothing_and_hears_the_features(method: str, guard: bool) -> None:
+def test_observing_changes_nothing_and_records_the_features(method: str, guard: bool) -> None:
     x = images(60, seed=0, shift=1.0)[0]
-    listener, plain = Listener(60), make_method(method, {})
+    recorder, plain = FeatureRecorder(60), make_method(method, {})
     setting = {"guard": trueup.Guard()} if guard else {}
-    heard = Adapter(convnet(), listener.to(plain), seed=0, **setting)
+    observed = Adapter(convnet(), plain, seed=0, **setting)
+    observed.answer_observers.append(recorder.observe)
     alone = Adapter(convnet(), plain, seed=0, **setting)
     for batch in x.split(20):
-        assert torch.equal(heard(batch), alone(batch))
-        listener.take(np.ones(len(batch), dtype=bool))
-    assert listener.at == list(range(60))
-    assert repr(heard) == repr(alone)
+        assert torch.equal(observed(batch), alone(batch))
+        recorder.keep(np.ones(len(batch), dtype=bool))
+    assert recorder.at == list(range(60))
+    assert repr(observed) == repr(alone)
     if method == "source":
         features = alone.net(x, update=False).features.double().numpy()
-        assert np.allclose(np.concatenate(listener.kept), features, atol=1e-6)
+        assert np.allclose(np.concatenate(recorder.kept), features, atol=1e-6)
 
 
 def test_intruders_are_not_kept() -> None:
-    listener = Listener(4)
-    listener.heard.append(torch.arange(6.0).reshape(3, 2))
-    listener.take(np.array([True, False, True]))
-    assert listener.at == [0, 1]
-    assert np.array_equal(np.concatenate(listener.kept), [[0, 1], [4, 5]])
+    recorder = FeatureRecorder(4)
+    recorder.batch.append(torch.arange(6.0).reshape(3, 2))
+    recorder.keep(np.array([True, False, True]))
+    assert recorder.at == [0, 1]
+    assert np.array_equal(np.concatenate(recorder.kept), [[0, 1], [4, 5]])
 
 
-def test_batch_that_was_not_heard_row_by_row_is_left_out() -> None:
-    listener = Listener(6)
-    listener.heard.append(torch.ones(2, 2))  # a row was put aside
-    listener.take(np.ones(3, dtype=bool))
-    listener.heard.append(torch.tensor([[1.0, 2], [float("nan"), 0], [3, 4]]))
-    listener.take(np.ones(3, dtype=bool))
-    assert listener.at == [3, 5]
-    assert len(listener.results(np.arange(6) % 2, 2)["alignment_per_class"]) == 2
+def test_batch_that_was_not_answered_row_by_row_is_left_out() -> None:
+    recorder = FeatureRecorder(6)
+    recorder.batch.append(torch.ones(2, 2))  # a row was put aside
+    recorder.keep(np.ones(3, dtype=bool))
+    recorder.batch.append(torch.tensor([[1.0, 2], [float("nan"), 0], [3, 4]]))
+    recorder.keep(np.ones(3, dtype=bool))
+    assert recorder.at == [3, 5]
+    assert len(recorder.results(np.arange(6) % 2, 2)["alignment_per_class"]) == 2
 
 
-def test_nothing_heard_says_nothing() -> None:
-    listener = Listener(3)
-    listener.take(np.ones(3, dtype=bool))
-    assert (listener.results(np.zeros(3, dtype=int), 2), listener.trace()) == ({}, {})
+def test_nothing_recorded_gives_nothing() -> None:
+    recorder = FeatureRecorder(3)
+    recorder.keep(np.ones(3, dtype=bool))
+    assert (recorder.results(np.zeros(3, dtype=int), 2), recorder.trace()) == ({}, {})
 
 
 def test_long_streams_are_sampled_evenly() -> None:
-    listener = Listener(10 * MOST)
+    recorder = FeatureRecorder(10 * MOST)
     for _ in range(100):
-        listener.heard.append(torch.ones(MOST // 10, 2))
-        listener.take(np.ones(MOST // 10, dtype=bool))
-    assert listener.at == list(range(0, 10 * MOST, 10))
-    assert len(listener.trace()["sample"]) == SHOWN
+        recorder.batch.append(torch.ones(MOST // 10, 2))
+        recorder.keep(np.ones(MOST // 10, dtype=bool))
+    assert recorder.at == list(range(0, 10 * MOST, 10))
+    assert len(recorder.trace()["sample"]) == SHOWN
 
 
 def test_trace_is_written_whole_and_without_pickle(tmp_path: Path) -> None:

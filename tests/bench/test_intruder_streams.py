@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_intruders import loader, net
-from test_stream_runner import domain, run_of, stored, toy
+from test_intruders import loader
 from torch import Tensor
+from toy_jobs import run_of, stored, toy
+from toy_streams import Seen, domain, net
 
 import trueup
-from trueup.bench import scorers as judges
-from trueup.bench.intruders import Intruders, parse
-from trueup.bench.jobs import Paths, evaluate, held_out, make_stage
-from trueup.bench.settings import PAPER, make_sweep
+from trueup.bench.intruders import Intruders, parse_disturbance
+from trueup.bench.jobs import Paths, evaluate, holdout_runners, make_runner
+from trueup.bench.settings import PAPER_METHODS, make_sweep
 from trueup.bench.stream_runner import Refusals, StreamRunner, make_stream
 from trueup.bench.sweep import plan
 from trueup.core.method import Info, Method
@@ -28,45 +28,30 @@ from trueup.model.split_model import Output, SplitModel
 from trueup.testing import segnet
 
 SHARES = ("ood:0.25", "replay:0.25", "crafted:0.25")
-Seen = list[tuple[Any, Any]]
 
 
-def stage(text: str, n: int = 50, batch: int = 16) -> StreamRunner:
-    what, images, model = parse(text), loader(n, shift=1.0), net()
+def toy_runner(text: str, n: int = 50, batch: int = 16) -> StreamRunner:
+    what, images, model = parse_disturbance(text), loader(n, shift=1.0), net()
     stream = make_stream(images.place, "iid", {}, seed=0, batch=what.genuine(batch), limit=None, reset=False)
     return StreamRunner(model, images, stream, intruders=Intruders(what, model, images, stream, batch))
-
-
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
-    """The probabilities and labels that were measured, run by run."""
-    calls: Seen = []
-    measure = judges.measure
-
-    def note(probs: Any, labels: Any) -> dict[str, Any]:
-        calls.append((probs, labels))
-        return measure(probs, labels)
-
-    monkeypatch.setattr(judges, "measure", note)
-    return calls
 
 
 # Who is scored
 
 
 @pytest.mark.parametrize("text", SHARES)
-@pytest.mark.parametrize("name", [*PAPER, "eata"])
-def test_adapter_sees_all_rows_and_the_judge_the_genuine_ones(name: str, text: str, seen: Seen) -> None:
-    ground = stage(text)
-    outcome = ground.run(make_method(name, {}))
+@pytest.mark.parametrize("name", [*PAPER_METHODS, "eata"])
+def test_adapter_sees_all_rows_and_the_scorer_the_genuine_ones(name: str, text: str, seen: Seen) -> None:
+    runner = toy_runner(text)
+    outcome = runner.run(make_method(name, {}))
     adapter = trueup.adapt(net(), name)
-    assert ground.intruders is not None
+    assert runner.intruders is not None
     probs, labels = [], []
-    for x, at in ground.intruders.batches():
+    for x, at in runner.intruders.batches():
         answer = F.softmax(adapter(x).double(), dim=1).numpy()
         assert (at < 0).any()
         probs += [answer[row] for row in range(len(x)) if at[row] >= 0]
-        labels += [ground.loader.place.labels[i] for i in at.tolist() if i >= 0]
+        labels += [runner.loader.place.labels[i] for i in at.tolist() if i >= 0]
     assert np.array_equal(seen[0][0], np.stack(probs))
     assert seen[0][1].tolist() == labels
     assert (outcome.results["images"], outcome.results["broken"], outcome.results["refused"]) == (50, 0, 0)
@@ -76,24 +61,24 @@ def test_adapter_sees_all_rows_and_the_judge_the_genuine_ones(name: str, text: s
 @pytest.mark.parametrize("text", SHARES)
 @pytest.mark.parametrize("name", ["source", "bn", "t3a", "lame"])
 def test_shared_features_of_disturbed_streams_give_the_same_answers(name: str, text: str, seen: Seen) -> None:
-    ground = stage(text)
-    assert ground.shared(make_method(name, {})) is not None
-    ground.run(make_method(name, {}))
-    ground.run(make_method(name, {}), share=False)
+    runner = toy_runner(text)
+    assert runner.shared(make_method(name, {})) is not None
+    runner.run(make_method(name, {}))
+    runner.run(make_method(name, {}), share=False)
     assert np.array_equal(seen[0][0], seen[1][0])
 
 
 @pytest.mark.parametrize("text", ["nan", "huge"])
 def test_rows_that_some_refuse_are_seen_as_images(text: str) -> None:
-    ground = stage(text)
-    ground.run(make_method("t3a", {}))
-    assert ground.passes == {}
+    runner = toy_runner(text)
+    runner.run(make_method("t3a", {}))
+    assert runner.passes == {}
 
 
 def test_stream_without_intruders_says_nothing_of_refusals() -> None:
-    ground = stage("nan")
-    ground.intruders = None
-    assert "refused" not in ground.run(make_method("tent", {})).results
+    runner = toy_runner("nan")
+    runner.intruders = None
+    assert "refused" not in runner.run(make_method("tent", {})).results
 
 
 def test_domain_of_a_batch_is_that_of_its_genuine_images(seen: Seen) -> None:
@@ -102,12 +87,12 @@ def test_domain_of_a_batch_is_that_of_its_genuine_images(seen: Seen) -> None:
     images = loader(1)
     images.place, images.cache = place, {}
     stream = make_stream(place, "continual", {}, seed=0, batch=2, limit=None, reset=True)
-    ground = StreamRunner(net(), images, stream, reset=True)
-    ground.intruders = Intruders(parse("ood:0.5"), net(), images, stream, 4)
-    assert {at[0] < 0 for _, at in ground.batches()} == {at[-1] < 0 for _, at in ground.batches()} == {True, False}
-    ground.run(make_method("tent", {"lr": 0.01}))
+    runner = StreamRunner(net(), images, stream, reset=True)
+    runner.intruders = Intruders(parse_disturbance("ood:0.5"), net(), images, stream, 4)
+    assert {at[0] < 0 for _, at in runner.batches()} == {at[-1] < 0 for _, at in runner.batches()} == {True, False}
+    runner.run(make_method("tent", {"lr": 0.01}))
     adapters = [trueup.adapt(net(), "tent", lr=0.01) for _ in range(2)]
-    answers = [(adapters[number >= 10](x)[at >= 0]) for number, (x, at) in enumerate(ground.batches())]
+    answers = [(adapters[number >= 10](x)[at >= 0]) for number, (x, at) in enumerate(runner.batches())]
     assert np.array_equal(seen[0][0], F.softmax(torch.cat(answers).double(), dim=1).numpy())
 
 
@@ -116,14 +101,14 @@ def test_domain_of_a_batch_is_that_of_its_genuine_images(seen: Seen) -> None:
 
 @pytest.mark.parametrize("name", ["source", "tent", "tsd", "lame"])
 def test_refused_batch_counts_as_uniform_and_wrong(name: str, seen: Seen) -> None:
-    ground = stage("nan")
-    outcome = ground.run(make_method(name, {}))
-    bad = len(ground.stream) // 3
+    runner = toy_runner("nan")
+    outcome = runner.run(make_method(name, {}))
+    bad = len(runner.stream) // 3
     adapter = trueup.adapt(net(), name)
     right = 0
-    for number, (x, at) in enumerate(ground.loader.batches(ground.stream)):
+    for number, (x, at) in enumerate(runner.loader.batches(runner.stream)):
         if number != bad:
-            right += int((adapter(x).argmax(dim=1).numpy() == ground.loader.place.labels[at]).sum())
+            right += int((adapter(x).argmax(dim=1).numpy() == runner.loader.place.labels[at]).sum())
     assert outcome.results["accuracy"] == right / 50
     assert (outcome.results["refused"], outcome.results["images"]) == (1, 50)
     assert outcome.results["updates"] == adapter.updates
@@ -135,9 +120,9 @@ def test_refused_batch_counts_as_uniform_and_wrong(name: str, seen: Seen) -> Non
 
 
 def test_first_batch_may_be_refused() -> None:
-    ground = stage("nan", n=20, batch=10)
-    assert len(ground.stream) // 3 == 0
-    results = ground.run(make_method("tsd", {})).results
+    runner = toy_runner("nan", n=20, batch=10)
+    assert len(runner.stream) // 3 == 0
+    results = runner.run(make_method("tsd", {})).results
     assert results["refused"] == 1
     assert results["accuracy"] <= 0.5
 
@@ -163,14 +148,14 @@ class Helpless(Method):
 
 
 def test_answers_that_are_not_finite_are_refusals() -> None:
-    results = stage("ood:0.25").run(Lost()).results
+    results = toy_runner("ood:0.25").run(Lost()).results
     assert (results["accuracy"], results["refused"], results["images"]) == (0.0, 5, 50)
 
 
 def test_other_errors_are_errors() -> None:
     with pytest.raises(RuntimeError, match="out of luck"):
-        stage("ood:0.25").run(Helpless())
-    quiet = stage("ood:0.25")
+        toy_runner("ood:0.25").run(Helpless())
+    quiet = toy_runner("ood:0.25")
     quiet.intruders = None
     with pytest.raises(ValueError, match="not finite"):
         quiet.run(Lost())
@@ -220,21 +205,21 @@ def test_repeated_stream_keeps_its_kind_and_its_seed() -> None:
 @pytest.mark.parametrize("text", ["nan", "huge"])
 @pytest.mark.parametrize("name", ["source", "t3a", "tent"])
 def test_guarded_adapter_answers_the_genuine_rows_of_a_bad_batch(name: str, text: str, seen: Seen) -> None:
-    ground = stage(text)
-    ground.guard = True
-    results = ground.run(make_method(name, {})).results
-    assert ground.passes == {}  # no pass without a guard serves one with it
+    runner = toy_runner(text)
+    runner.guard = True
+    results = runner.run(make_method(name, {})).results
+    assert runner.passes == {}  # no pass without a guard serves one with it
     assert (results["refused"], results["guard"]["quarantined"]) == (0, 1)
-    ground.intruders = None
-    ground.run(make_method(name, {}))
+    runner.intruders = None
+    runner.run(make_method(name, {}))
     assert np.array_equal(seen[0][0], seen[1][0])  # as if the intruder had not been there
 
 
-def test_guard_belongs_to_the_run_not_to_the_stage(tmp_path: Path) -> None:
+def test_guard_belongs_to_the_run_not_to_the_runner(tmp_path: Path) -> None:
     plain, dataset = run_of("t3a", disturb="nan"), toy()
     guarded = plain.model_copy(update={"guard": True})
-    ground = make_stage(plain, dataset, stored(tmp_path, plain, dataset), Paths(tmp_path))
-    found = [evaluate(run, ground, dataset, lambda done, of: None, Paths(Path())) for run in (plain, guarded, plain)]
+    runner = make_runner(plain, dataset, stored(tmp_path, plain, dataset), Paths(tmp_path))
+    found = [evaluate(run, runner, dataset, lambda done, of: None, Paths(Path())) for run in (plain, guarded, plain)]
     assert [record["results"]["refused"] for record in found] == [1, 0, 1]
     assert ["guard" in record["results"] for record in found] == [False, True, False]
     assert found[0]["results"] == found[2]["results"]
@@ -244,18 +229,18 @@ def test_guard_belongs_to_the_run_not_to_the_stage(tmp_path: Path) -> None:
 # Runs
 
 
-def test_stage_of_a_run_has_what_the_run_says(tmp_path: Path) -> None:
+def test_runner_of_a_run_has_what_the_run_says(tmp_path: Path) -> None:
     run, dataset = run_of("bn", disturb="ood:0.25", repeat=2, limit=30), toy()
-    ground = make_stage(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
-    assert [len(b) for b in ground.stream] == [12, 12, 6, 12, 12, 6]
-    assert [len(x) for x, _ in ground.batches()] == [16, 16, 8, 16, 16, 8]
-    record = evaluate(run, ground, dataset, lambda done, of: None, Paths(Path()))
+    runner = make_runner(run, dataset, stored(tmp_path, run, dataset), Paths(tmp_path))
+    assert [len(b) for b in runner.stream] == [12, 12, 6, 12, 12, 6]
+    assert [len(x) for x, _ in runner.batches()] == [16, 16, 8, 16, 16, 8]
+    record = evaluate(run, runner, dataset, lambda done, of: None, Paths(Path()))
     assert (record["results"]["images"], record["results"]["refused"]) == (60, 0)
     assert (record["settings"]["disturb"], record["settings"]["repeat"]) == ("ood:0.25", 2)
-    assert all(s.intruders is None for s in held_out(run, ground, dataset))
+    assert all(s.intruders is None for s in holdout_runners(run, runner, dataset))
 
 
-def test_runs_with_and_without_a_guard_share_a_stage(tmp_path: Path) -> None:
+def test_runs_with_and_without_a_guard_share_a_runner(tmp_path: Path) -> None:
     sweep = make_sweep({"target": "hand", "seed": 0, "method": ["tsd", "tsd:guard=true", "t3a"], "disturb": "nan"})
     (job,) = plan(sweep, tmp_path).jobs
     assert [(run.method, run.guard) for run in job.runs] == [("tsd", False), ("tsd", True), ("t3a", False)]

@@ -8,9 +8,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from toy_streams import net
 
 from trueup.bench import intruders as disturb
-from trueup.bench.intruders import Disturbance, Intruders, craft, mingle, parse, strangers, usual_form
+from trueup.bench.intruders import (
+    Disturbance,
+    Intruders,
+    craft_attack,
+    make_ood_images,
+    mix_rows,
+    normalize_disturbance,
+    parse_disturbance,
+)
 from trueup.data.domains import ArrayDomain
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.streams import batches
@@ -18,15 +27,6 @@ from trueup.testing import convnet, images, patchnet
 
 ALL = ("nan", "huge", "ood:0.1", "ood:0.5", "replay:0.25", "crafted:0.25")
 Batches = list[tuple[Tensor, Any]]
-
-
-def net() -> nn.Sequential:
-    """Trained on images whose values are 127.5 / 40 times as large as the loader's."""
-    model = convnet()
-    first = model.get_submodule("conv0")
-    assert isinstance(first, nn.Conv2d)
-    first.weight.data *= 127.5 / 40
-    return model
 
 
 def loader(n: int = 50, shift: float = 0.5) -> Loader:
@@ -37,7 +37,7 @@ def loader(n: int = 50, shift: float = 0.5) -> Loader:
 
 
 def intruders(text: str, *, batch: int = 16, seed: int = 0, n: int = 50, **more: Any) -> Intruders:
-    what = parse(text)
+    what = parse_disturbance(text)
     stream = list(batches(np.random.default_rng(5).permutation(n), what.genuine(batch)))
     return Intruders(what, more.pop("model", None) or net(), more.pop("loader", None) or loader(n), stream, batch, seed)
 
@@ -60,8 +60,13 @@ def test_a_share_is_of_the_whole_batch() -> None:
 
 
 def test_words_and_their_usual_form() -> None:
-    assert parse("crafted:0.25") == Disturbance("crafted", 0.25)
-    assert [usual_form(text) for text in ("huge", "ood:.5", "replay:1e-1", "")] == ["huge", "ood:0.5", "replay:0.1", ""]
+    assert parse_disturbance("crafted:0.25") == Disturbance("crafted", 0.25)
+    assert [normalize_disturbance(text) for text in ("huge", "ood:.5", "replay:1e-1", "")] == [
+        "huge",
+        "ood:0.5",
+        "replay:0.1",
+        "",
+    ]
 
 
 # Genuine images
@@ -105,7 +110,7 @@ def test_intruders_stand_anywhere_among_the_rows() -> None:
     x, at = torch.zeros(3, 1, 2, 2), np.arange(3)
     places: Counter[int] = Counter()
     for seed in range(400):
-        both, numbers = mingle(x, at, x[:1] + 1, np.random.default_rng(seed))
+        both, numbers = mix_rows(x, at, x[:1] + 1, np.random.default_rng(seed))
         assert numbers[numbers >= 0].tolist() == [0, 1, 2]
         (place,) = np.flatnonzero(numbers < 0)
         assert bool((both[place] == 1).all())
@@ -144,7 +149,7 @@ def test_one_row_comes_at_a_third_of_the_stream(text: str) -> None:
 
 def test_strangers_are_noise_textures_and_puzzles_in_turn() -> None:
     x = images(32, seed=3)[0]
-    noise, texture, puzzle, noise2 = strangers(x, 4, np.random.default_rng(0))
+    noise, texture, puzzle, noise2 = make_ood_images(x, 4, np.random.default_rng(0))
     rough = [float((row[:, :, 1:] - row[:, :, :-1]).std() / row.std()) for row in (noise, texture, noise2)]
     assert rough[0] > 1.2
     assert rough[2] > 1.2
@@ -152,13 +157,13 @@ def test_strangers_are_noise_textures_and_puzzles_in_turn() -> None:
     assert not torch.equal(noise, noise2)
     assert any(torch.equal(puzzle.flatten().sort().values, row.flatten().sort().values) for row in x)
     assert not any(torch.equal(puzzle, row) for row in x)
-    assert torch.equal(strangers(x, 1, np.random.default_rng(0), first=3)[0], noise)
-    assert float(strangers(x, 3, np.random.default_rng(0), first=1)[1].sub(x).abs().amax(dim=(1, 2, 3)).min()) > 0
+    assert torch.equal(make_ood_images(x, 1, np.random.default_rng(0), first=3)[0], noise)
+    assert float(make_ood_images(x, 3, np.random.default_rng(0), first=1)[1].sub(x).abs().amax(dim=(1, 2, 3)).min()) > 0
 
 
 def test_strangers_have_the_colours_and_the_range_of_the_batch() -> None:
     x = images(64, seed=3)[0] + torch.tensor([5.0, 0.0, -5.0]).view(1, 3, 1, 1)
-    rows = strangers(x, 90, np.random.default_rng(0))
+    rows = make_ood_images(x, 90, np.random.default_rng(0))
     assert rows.min() >= x.min()
     assert rows.max() <= x.max()
     for kind in range(3):
@@ -169,7 +174,7 @@ def test_strangers_have_the_colours_and_the_range_of_the_batch() -> None:
 @pytest.mark.parametrize("side", [8, 10, 17])
 def test_strangers_of_any_size(side: int) -> None:
     x = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(0))
-    assert strangers(x, 6, np.random.default_rng(0)).shape == (6, 3, side, side)
+    assert make_ood_images(x, 6, np.random.default_rng(0)).shape == (6, 3, side, side)
 
 
 # Replay
@@ -215,15 +220,15 @@ def batch_entropy(model: nn.Module, x: Tensor, rows: Tensor, y: Tensor) -> float
 def test_crafted_rows_harm_their_batch_mates_more_than_copies_or_noise_do() -> None:
     x = images(24, seed=2)[0]
     y = convnet()(x).argmax(dim=1)
-    rows = craft(convnet(), x, 6, np.random.default_rng(0))
+    rows = craft_attack(convnet(), x, 6, np.random.default_rng(0))
     harm = batch_entropy(convnet(), x, rows, y)
     assert harm > 1.5 * batch_entropy(convnet(), x, x[:6], y)
-    assert harm > 1.5 * batch_entropy(convnet(), x, strangers(x, 6, np.random.default_rng(0)), y)
+    assert harm > 1.5 * batch_entropy(convnet(), x, make_ood_images(x, 6, np.random.default_rng(0)), y)
 
 
 def test_crafted_rows_stay_in_range_and_within_reach_of_a_genuine_one() -> None:
     x = images(24, seed=2)[0]
-    rows = craft(convnet(), x, 6, np.random.default_rng(0))
+    rows = craft_attack(convnet(), x, 6, np.random.default_rng(0))
     assert x.min() <= rows.min()
     assert rows.max() <= x.max()
     reach = (rows[:, None] - x[None]).abs().amax(dim=(2, 3, 4)).amin(dim=1)
@@ -234,7 +239,7 @@ def test_crafted_rows_stay_in_range_and_within_reach_of_a_genuine_one() -> None:
 
 def test_without_shared_statistics_crafted_rows_are_confidently_wrong() -> None:
     x, model = images(24, seed=2)[0], patchnet()
-    rows = craft(model, x, 6, np.random.default_rng(0))
+    rows = craft_attack(model, x, 6, np.random.default_rng(0))
     with torch.no_grad():
         before, probs = model(x).softmax(dim=1), model(rows).softmax(dim=1)
     start = (rows[:, None] - x[None]).abs().amax(dim=(2, 3, 4)).argmin(dim=1)

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from trueup.bench.mask_metrics import Region, assd, dice, hd95, measure, summary, surface_distances, vcdr
+from trueup.bench.mask_metrics import (
+    Region,
+    assd,
+    dice_coefficient,
+    hd95,
+    measure_masks,
+    summarize_cases,
+    surface_distances,
+    vcdr,
+)
 
 NOTHING = np.zeros((6, 7), dtype=bool)
 LINE = np.ones((1, 21), dtype=bool)
@@ -69,7 +78,7 @@ def test_shifted_squares_by_hand() -> None:
     prediction = block((8, 8), (2, 5), (2, 5))
     across, down = block((8, 8), (2, 5), (3, 6)), block((8, 8), (3, 6), (2, 5))
     spacing = (2.0, 0.5)
-    assert dice(prediction, across) == dice(prediction, down) == 24 / 32
+    assert dice_coefficient(prediction, across) == dice_coefficient(prediction, down) == 24 / 32
     # Across: the left column of four and the two that lie within the other square are half a unit away.
     assert assd(prediction, across, spacing) == pytest.approx(6 * 0.5 / 12)
     assert hd95(prediction, across, spacing) == pytest.approx(0.5)
@@ -80,7 +89,7 @@ def test_shifted_squares_by_hand() -> None:
 
 def test_shifted_cubes_by_hand() -> None:
     prediction, truth = block((4, 5, 5), (0, 2), (1, 3), (1, 3)), block((4, 5, 5), (1, 3), (1, 3), (1, 3))
-    assert dice(prediction, truth) == pytest.approx(2 / 3)
+    assert dice_coefficient(prediction, truth) == pytest.approx(2 / 3)
     # Of 26 at the surface, nine are a slice away, and the middle of the last slice is beside the other's walls.
     assert assd(prediction, truth, (3.0, 1.0, 1.0)) == pytest.approx((9 * 3 + 1) / 26)
     assert hd95(prediction, truth, (3.0, 1.0, 1.0)) == pytest.approx(3.0)
@@ -132,7 +141,7 @@ def test_measures_equal_those_of_monai(
         within = (slice(1, -1),) * len(shape)
         assert all(mask.sum() > mask[within].sum() for mask in (prediction, truth))
     pair = [torch.from_numpy(mask)[None, None] for mask in (prediction, truth)]
-    ours = (dice(prediction, truth), hd95(prediction, truth, spacing), assd(prediction, truth, spacing))
+    ours = (dice_coefficient(prediction, truth), hd95(prediction, truth, spacing), assd(prediction, truth, spacing))
     theirs = (
         monai.compute_dice(*pair),
         monai.compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=spacing),
@@ -143,13 +152,13 @@ def test_measures_equal_those_of_monai(
 
 def test_equal_masks_are_at_no_distance() -> None:
     region = blob((5, 9, 8), seed=9)
-    assert dice(region, region) == 1.0
+    assert dice_coefficient(region, region) == 1.0
     assert hd95(region, region, (3.0, 1.0, 1.0)) == assd(region, region, (3.0, 1.0, 1.0)) == 0.0
 
 
 def test_masks_that_do_not_meet_have_no_overlap_but_a_distance() -> None:
     left, right = block((4, 9), (1, 2), (0, 0)), block((4, 9), (1, 2), (7, 7))
-    assert dice(left, right) == 0.0
+    assert dice_coefficient(left, right) == 0.0
     assert hd95(left, right, (1.0, 0.5)) == assd(left, right, (1.0, 0.5)) == 3.5
 
 
@@ -157,7 +166,7 @@ def test_masks_that_do_not_meet_have_no_overlap_but_a_distance() -> None:
 def test_empty_masks(there: tuple[bool, bool]) -> None:
     some = block((6, 7), (1, 3), (2, 4))
     prediction, truth = (some if is_there else NOTHING for is_there in there)
-    assert dice(prediction, truth) == pytest.approx(0.0 if any(there) else math.nan, nan_ok=True)
+    assert dice_coefficient(prediction, truth) == pytest.approx(0.0 if any(there) else math.nan, nan_ok=True)
     assert math.isnan(hd95(prediction, truth, (1.0, 1.0)))
     assert math.isnan(assd(prediction, truth, (1.0, 1.0)))
     forth, back = surface_distances(prediction, truth, (1.0, 1.0))
@@ -181,7 +190,7 @@ def test_a_case_is_measured_structure_by_structure() -> None:
     none = np.zeros_like(truth)
     predictions = {"none": none, "lv": prediction, "missed": none, "invented": prediction}
     truths = {"lv": truth, "missed": truth, "invented": none, "none": none}
-    result = measure(predictions, truths, (3.0, 1.0, 1.0))
+    result = measure_masks(predictions, truths, (3.0, 1.0, 1.0))
     assert result == {
         "lv": {"dice": pytest.approx(2 / 3), "hd95": pytest.approx(3.0), "assd": pytest.approx(28 / 26)},
         "missed": {"dice": 0.0, "hd95": None, "assd": None},
@@ -194,7 +203,7 @@ def test_a_case_is_measured_structure_by_structure() -> None:
 
 def test_one_slice_is_measured_in_its_plane() -> None:
     prediction, truth = block((8, 8), (2, 5), (2, 5)), block((8, 8), (3, 6), (2, 5))
-    result = measure({"disc": prediction[None]}, {"disc": truth[None]}, (9.0, 2.0, 0.5))
+    result = measure_masks({"disc": prediction[None]}, {"disc": truth[None]}, (9.0, 2.0, 0.5))
     # In space every element would be at the surface, and the two within the other square would be at no distance.
     assert result == {"disc": {"dice": 0.75, "hd95": pytest.approx(2.0), "assd": pytest.approx(9 / 12)}}
 
@@ -217,7 +226,7 @@ def test_summary_is_over_cases_then_structures() -> None:
             "scar": {"dice": None, "hd95": None, "assd": None},
         },
     ]
-    result = summary(cases)
+    result = summarize_cases(cases)
     assert result["per_structure"] == {
         "lv": {"dice": pytest.approx(0.8), "hd95": 3.0, "assd": 1.0, "cases": 3, "empty": 0, "no_distance": 0},
         "rv": {"dice": 0.25, "hd95": 8.0, "assd": 4.0, "cases": 3, "empty": 1, "no_distance": 2},
@@ -229,22 +238,22 @@ def test_summary_is_over_cases_then_structures() -> None:
 
 
 def test_summary_of_nothing_but_empty_structures_is_none() -> None:
-    result = summary([{"rv": {"dice": None, "hd95": None, "assd": None}}])
+    result = summarize_cases([{"rv": {"dice": None, "hd95": None, "assd": None}}])
     assert (result["dice"], result["hd95"], result["assd"], result["cases"]) == (None, None, None, 1)
 
 
 def test_summary_counts_the_cases_that_name_a_structure() -> None:
     values = {"dice": 0.5, "hd95": 1.0, "assd": 1.0}
-    result = summary([{"lv": values}, {"lv": values, "rv": values}])
+    result = summarize_cases([{"lv": values}, {"lv": values, "rv": values}])
     assert [result["per_structure"][name]["cases"] for name in ("lv", "rv")] == [2, 1]
 
 
 def test_what_would_give_a_wrong_number_is_refused() -> None:
     square, volume = block((4, 4), (1, 2), (1, 2)), block((2, 4, 4), (0, 1), (1, 2), (1, 2))
     with pytest.raises(ValueError, match="uint8, not bool"):
-        dice(square.astype(np.uint8), square)
+        dice_coefficient(square.astype(np.uint8), square)
     with pytest.raises(ValueError, match=r"\(4, 4\) and \(1, 4\)"):
-        dice(square, square[:1])
+        dice_coefficient(square, square[:1])
     with pytest.raises(ValueError, match="does not fit"):
         hd95(square, square, (1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="does not fit"):
@@ -255,8 +264,8 @@ def test_what_would_give_a_wrong_number_is_refused() -> None:
     with pytest.raises(ValueError, match="of one image"):
         vcdr(volume, volume)
     with pytest.raises(ValueError, match=r"lv: masks are .* not .Z, H, W."):
-        measure({"lv": square}, {"lv": square}, (1.0, 1.0))
+        measure_masks({"lv": square}, {"lv": square}, (1.0, 1.0))
     with pytest.raises(ValueError, match="name them alike"):
-        measure({"lv": volume}, {"rv": volume}, (1.0, 1.0, 1.0))
+        measure_masks({"lv": volume}, {"rv": volume}, (1.0, 1.0, 1.0))
     with pytest.raises(ValueError, match="no cases"):
-        summary([])
+        summarize_cases([])

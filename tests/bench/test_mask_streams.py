@@ -13,29 +13,29 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.bench.jobs import Paths, evaluate, held_out, make_stage, source_images
-from trueup.bench.records import FILE, read_records, steady
-from trueup.bench.settings import PIXELS, Run, make_sweep, resolve
+from trueup.bench.jobs import Paths, evaluate, holdout_runners, make_runner, source_images
+from trueup.bench.records import FILE, read_records, reproducible_part
+from trueup.bench.settings import MASK_METHODS, Run, make_sweep, resolve_hyper
 from trueup.bench.stream_runner import StreamRunner, make_stream
 from trueup.bench.sweep import run_sweep
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.slices import SliceDomain
-from trueup.report.tables import tables
+from trueup.report.tables import make_tables
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Training
 
-METHODS = (*PIXELS, "eata")
+METHODS = (*MASK_METHODS, "eata")
 HYPER: dict[str, dict[str, Any]] = {"tent": {"lr": 0.05}, "tsd": {"lr": 0.01}, "pl": {"threshold": 0.3}}
 
 
 def net(channels: int = 3) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        return build("small-unet", channels).eval()
+        return build_network("small-unet", channels).eval()
 
 
 def images_of(place: ConcatDomains, at: Any) -> Tensor:
@@ -43,7 +43,7 @@ def images_of(place: ConcatDomains, at: Any) -> Tensor:
     return scans.tensor(np.stack([domain.image(i) for domain, i in map(place.find, at.tolist())]))
 
 
-def stage(
+def toy_runner(
     *domains: SliceDomain, stream: str = "iid", batch: int = 3, multilabel: bool = False, **more: Any
 ) -> StreamRunner:
     place = ConcatDomains(domains)
@@ -55,13 +55,13 @@ def stage(
     return StreamRunner(model, loader, batches, structures=scans.STRUCTURES, multilabel=multilabel, **more)
 
 
-def by_hand(ground: StreamRunner, adapter: Any) -> dict[str, float]:
+def by_hand(runner: StreamRunner, adapter: Any) -> dict[str, float]:
     """A plain loop: adapt, argmax or threshold, then Dice of each case and structure, pixel by pixel."""
-    place, said = ground.loader.place, {}
-    for at in ground.stream:
+    place, said = runner.loader.place, {}
+    for at in runner.stream:
         for i, logits in zip(at.tolist(), adapter(images_of(place, at)), strict=True):
             said[i] = [(logits[k] > 0).numpy() for k in range(2)]
-            if not ground.multilabel:
+            if not runner.multilabel:
                 said[i] = [np.isin(logits.argmax(dim=0).numpy(), part) for part in scans.STRUCTURES.values()]
     cases: dict[str, list[int]] = {}
     for i in sorted(said):
@@ -84,10 +84,10 @@ def by_hand(ground: StreamRunner, adapter: Any) -> dict[str, float]:
 @pytest.mark.parametrize("stream", ["iid", "cases"])
 @pytest.mark.parametrize("name", METHODS)
 def test_run_equals_a_plain_loop(name: str, stream: str) -> None:
-    ground, hyper = stage(scans.domain("blue", level=25), stream=stream), HYPER.get(name, {})
-    results = ground.run(make_method(name, hyper, "segmentation")).results
+    runner, hyper = toy_runner(scans.domain("blue", level=25), stream=stream), HYPER.get(name, {})
+    results = runner.run(make_method(name, hyper, "segmentation")).results
     adapter = trueup.adapt(net(), name, **hyper)
-    expected = by_hand(ground, adapter)
+    expected = by_hand(runner, adapter)
     assert {k: v["dice"] for k, v in results["per_structure"].items()} == pytest.approx(expected)
     assert results["dice"] == pytest.approx(sum(expected.values()) / 2)
     assert (results["images"], results["broken"], results["cases"]) == (10, 0, 5)
@@ -96,56 +96,56 @@ def test_run_equals_a_plain_loop(name: str, stream: str) -> None:
 
 @pytest.mark.parametrize("name", ["source", "tent", "tsd"])
 def test_run_of_labels_equals_a_plain_loop(name: str) -> None:
-    ground, hyper = stage(scans.domain("blue", level=25), multilabel=True), HYPER.get(name, {})
-    results = ground.run(make_method(name, hyper, "segmentation")).results
-    expected = by_hand(ground, trueup.adapt(net(2), name, multilabel=True, **hyper))
+    runner, hyper = toy_runner(scans.domain("blue", level=25), multilabel=True), HYPER.get(name, {})
+    results = runner.run(make_method(name, hyper, "segmentation")).results
+    expected = by_hand(runner, trueup.adapt(net(2), name, multilabel=True, **hyper))
     assert {k: v["dice"] for k, v in results["per_structure"].items()} == pytest.approx(expected)
 
 
 def test_reset_at_a_border_is_a_fresh_adapter() -> None:
     domains = [scans.domain("amber", 3), scans.domain("blue", 3, level=25)]
-    ground = stage(*domains, stream="continual", batch=4, reset=True)
-    outcome = ground.run(make_method("tent", HYPER["tent"], "segmentation"))
-    whole, updates = ground.stream, 0
+    runner = toy_runner(*domains, stream="continual", batch=4, reset=True)
+    outcome = runner.run(make_method("tent", HYPER["tent"], "segmentation"))
+    whole, updates = runner.stream, 0
     for number in (0, 1):
         adapter = trueup.adapt(net(), "tent", **HYPER["tent"])
-        ground.stream = [at for at in whole if ground.loader.place.numbers[at[0]] == number]
-        expected = by_hand(ground, adapter)
+        runner.stream = [at for at in whole if runner.loader.place.numbers[at[0]] == number]
+        expected = by_hand(runner, adapter)
         assert outcome.results["per_domain"][domains[number].name] == pytest.approx(sum(expected.values()) / 2)
         updates += adapter.updates
     assert outcome.results["updates"] == updates
 
 
 def test_no_features_are_shared_where_there_are_masks() -> None:
-    ground = stage(scans.domain("amber"))
+    runner = toy_runner(scans.domain("amber"))
     for name in ("source", "bn"):
         method = make_method(name, {}, "segmentation")
-        assert ground.shared(method) is None
-        assert ground.run(method).results == ground.run(method, share=False).results
-    assert ground.passes == {}
+        assert runner.shared(method) is None
+        assert runner.run(method).results == runner.run(method, share=False).results
+    assert runner.passes == {}
 
 
-def test_model_of_the_stage_is_unchanged_and_runs_can_be_repeated() -> None:
-    ground = stage(scans.domain("amber"))
-    before = {name: t.clone() for name, t in ground.model.state_dict().items()}
-    first, again = (ground.run(make_method("tsd", HYPER["tsd"], "segmentation")).results for _ in range(2))
+def test_model_of_the_runner_is_unchanged_and_runs_can_be_repeated() -> None:
+    runner = toy_runner(scans.domain("amber"))
+    before = {name: t.clone() for name, t in runner.model.state_dict().items()}
+    first, again = (runner.run(make_method("tsd", HYPER["tsd"], "segmentation")).results for _ in range(2))
     assert first == again
-    assert all(torch.equal(t, before[name]) for name, t in ground.model.state_dict().items())
+    assert all(torch.equal(t, before[name]) for name, t in runner.model.state_dict().items())
 
 
 def test_cases_that_cannot_be_read_are_counted_by_slices() -> None:
-    ground = stage(scans.domain("amber", 5, lost=(1, 4)))
-    results = ground.run(make_method("source", {}, "segmentation")).results
+    runner = toy_runner(scans.domain("amber", 5, lost=(1, 4)))
+    results = runner.run(make_method("source", {}, "segmentation")).results
     assert (results["images"], results["broken"], results["cases"]) == (6, 4, 3)
     assert results["broken_files"] == ["amber-1[0]", "amber-1[1]", "amber-4[0]", "amber-4[1]"]
     assert list(results["per_case"]) == ["amber-0", "amber-2", "amber-3"]
 
 
 def test_limit_counts_slices() -> None:
-    ground = stage(scans.domain("amber"), stream="cases", limit=5)
-    results = ground.run(make_method("source", {}, "segmentation")).results
+    runner = toy_runner(scans.domain("amber"), stream="cases", limit=5)
+    results = runner.run(make_method("source", {}, "segmentation")).results
     assert (results["images"], results["cases"]) == (5, 3)
-    expected = by_hand(ground, trueup.adapt(net(), "source"))
+    expected = by_hand(runner, trueup.adapt(net(), "source"))
     assert results["dice"] == pytest.approx(sum(expected.values()) / 2)
 
 
@@ -184,13 +184,13 @@ def test_other_streams_of_masks_mix_as_they_like() -> None:
     assert len({i // 2 for i in batches[0].tolist()}) > 2
 
 
-# Runs on a stage
+# Runs on a runner
 
 
 def run_of(method: str, select: str = "default", **more: Any) -> Run:
     values: dict[str, Any] = {
         "dataset": "scans", "target": "coral", "network": "small-unet", "weights": "none", "batch": 4,
-        "method": method, "select": select, "hyper": resolve(method, {}, select, "segmentation"),  # type: ignore[arg-type]
+        "method": method, "select": select, "hyper": resolve_hyper(method, {}, select, "segmentation"),  # type: ignore[arg-type]
         "source": Training(iterations=1, size=scans.SIDE, normalize="half", augment="none", holdout=0.4),
     }  # fmt: skip
     return Run(**values | more)
@@ -200,8 +200,8 @@ def record_of(run: Run, dataset: Dataset, path: Path) -> dict[str, Any]:
     store, recipe = Store(path), run.recipe(dataset)
     assert recipe is not None
     store.save(recipe, net(recipe.classes), {})
-    ground = make_stage(run, dataset, store, Paths(path))
-    return evaluate(run, ground, dataset, lambda done, of: None, Paths(Path()))
+    runner = make_runner(run, dataset, store, Paths(path))
+    return evaluate(run, runner, dataset, lambda done, of: None, Paths(Path()))
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
@@ -213,8 +213,8 @@ def test_record_of_masks_is_one_line_of_json(multilabel: bool, tmp_path: Path) -
     assert Run(**record["settings"]) == run
     results = record["results"]
     assert {"dice", "hd95", "assd", "per_structure", "per_case", "cases", "images", "updates", "broken"} == set(results)
-    ground = stage(scans.domain("coral", level=50), batch=4, multilabel=multilabel)
-    expected = by_hand(ground, trueup.adapt(net(2 if multilabel else 3), "tsd", multilabel=multilabel))
+    runner = toy_runner(scans.domain("coral", level=50), batch=4, multilabel=multilabel)
+    expected = by_hand(runner, trueup.adapt(net(2 if multilabel else 3), "tsd", multilabel=multilabel))
     assert results["dice"] == pytest.approx(sum(expected.values()) / 2)
 
 
@@ -227,13 +227,13 @@ def test_search_on_held_out_patients_takes_the_best_dice(tmp_path: Path) -> None
         scores = []
         for name in ("amber", "blue"):
             domain = dataset.domain(name)
-            _, held = split(domain, 0.4, 0)
+            _, held = split_holdout(domain, 0.4, 0)
             assert len(held) == 4
             order = np.random.default_rng(0).permutation(held)
-            ground = StreamRunner(
+            runner = StreamRunner(
                 net(), Loader(ConcatDomains([domain]), scans.SIDE, "half"), [order], structures=scans.STRUCTURES
             )
-            expected = by_hand(ground, trueup.adapt(net(), "tent", lr=entry["lr"]))
+            expected = by_hand(runner, trueup.adapt(net(), "tent", lr=entry["lr"]))
             scores.append(sum(expected.values()) / 2)
         assert entry["dice"] == pytest.approx(sum(scores) / 2)
     best = max(record["search"], key=lambda entry: (entry["dice"], -entry["lr"]))
@@ -241,21 +241,21 @@ def test_search_on_held_out_patients_takes_the_best_dice(tmp_path: Path) -> None
     assert record["settings"]["select"] == "source"
 
 
-def test_stages_of_a_search_are_as_the_runs_own_but_for_their_images(tmp_path: Path) -> None:
+def test_runner_of_a_search_are_as_the_runs_own_but_for_their_images(tmp_path: Path) -> None:
     run, dataset = run_of("tent", "source", reset=True, seed=3), scans.dataset()
     store, recipe = Store(tmp_path), run.recipe(dataset)
     assert recipe is not None
     store.save(recipe, net(), {})
-    ground = make_stage(run, dataset, store, Paths(tmp_path))
-    ground.warm.add("gradient")
-    stages = list(held_out(run, ground, dataset))
-    assert [s.loader.place.domains[0].name for s in stages] == ["amber", "blue"]
-    for each in stages:
+    runner = make_runner(run, dataset, store, Paths(tmp_path))
+    runner.warm.add("gradient")
+    runners = list(holdout_runners(run, runner, dataset))
+    assert [s.loader.place.domains[0].name for s in runners] == ["amber", "blue"]
+    for each in runners:
         assert (each.structures, each.multilabel, each.seed, each.reset) == (scans.STRUCTURES, False, 3, False)
         assert each.warm == set()
         assert each.passes == {}
-        assert each.model is ground.model
-    assert ground.warm == {"gradient"}
+        assert each.model is runner.model
+    assert runner.warm == {"gradient"}
 
 
 def test_oracle_search_uses_the_targets_masks(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_source_images_are_of_patients_that_trained() -> None:
     found = torch.cat(list(source_images(run, dataset)))
     expected = []
     for level, name in ((0, "amber"), (25, "blue")):
-        trains, _ = split(dataset.domain(name), 0.4, 0)
+        trains, _ = split_holdout(dataset.domain(name), 0.4, 0)
         expected += [(level, i // 2, i % 2) for i in trains.tolist()]
     said = []
     for image in found:
@@ -310,7 +310,7 @@ def test_run_gives_a_record_with_dice(finished: Path) -> None:
 
 def test_tables_show_dice_by_themselves(finished: Path) -> None:
     records = read_records(finished)
-    (table,) = tables(records)
+    (table,) = make_tables(records)
     assert table.metric.name == "dice"
     assert table.title.startswith("fundus-sim: Dice in %")
     assert [row.label for row in table.rows] == ["source", "bn", "tsd"]
@@ -318,7 +318,7 @@ def test_tables_show_dice_by_themselves(finished: Path) -> None:
         cell = row.cells[0]
         assert cell is not None
         assert cell.mean == record["results"]["dice"]
-    (other,) = tables(records, metric="hd95")
+    (other,) = make_tables(records, metric="hd95")
     assert other.metric.name == "hd95"
 
 
@@ -344,10 +344,10 @@ def test_a_sweep_goes_on_with_what_is_missing(finished: Path, tmp_path: Path) ->
             done.append(value["settings"]["method"])
 
     sweep = make_sweep(SMALL | {"method": ["source", "bn", "tsd"]})
-    summary = run_sweep(sweep, tmp_path, workers=1, checkpoints=finished / "checkpoints", tell=tell)
+    summary = run_sweep(sweep, tmp_path, workers=1, checkpoints=finished / "checkpoints", on_event=tell)
     assert not summary.failures
     assert done == ["bn", "tsd"]
-    records = [{r["id"]: steady(r) for r in read_records(path)} for path in (finished, tmp_path)]
+    records = [{r["id"]: reproducible_part(r) for r in read_records(path)} for path in (finished, tmp_path)]
     for one_, other in zip(*(map(dict.values, records)), strict=True):
         assert {k: v for k, v in one_.items() if k != "environment"} == {
             k: v for k, v in other.items() if k != "environment"

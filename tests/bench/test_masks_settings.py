@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 import trueup.core.registry as registry
-from trueup.bench.grids import grid
-from trueup.bench.settings import PAPER, PIXELS, Run, make_sweep, resolve
+from trueup.bench.grids import search_grid
+from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, resolve_hyper
 from trueup.core.registry import get_method, make_method
 from trueup.data.datasets import open_dataset
 from trueup.source.recipe import training_for
@@ -22,11 +22,11 @@ from trueup.source.recipe import training_for
     [
         (
             {"dataset": "fundus-sim", "stream": "class-sorted"},
-            "'class-sorted' makes no sense here.* has masks",
+            "'class-sorted' does not fit fundus-sim, which has masks",
         ),
-        ({"dataset": "fundus-sim", "stream": "dirichlet"}, "'dirichlet' makes no sense here.* has masks"),
-        ({"dataset": "fundus-sim", "stream": "label-shift"}, "'label-shift' makes no sense here.* has masks"),
-        ({"dataset": "digits", "stream": "cases"}, "'cases' makes no sense here: digits has images, not cases"),
+        ({"dataset": "fundus-sim", "stream": "dirichlet"}, "'dirichlet' does not fit fundus-sim, which has masks"),
+        ({"dataset": "fundus-sim", "stream": "label-shift"}, "'label-shift' does not fit fundus-sim, which has masks"),
+        ({"dataset": "digits", "stream": "cases"}, "'cases' does not fit digits, which has images, not cases"),
         ({"dataset": "fundus-sim", "target": "handheld+screening"}, "iid takes one domain"),
         ({"dataset": "cardiac-sim", "target": "cine+lge", "stream": "mixed"}, "all domains of cardiac-sim are targets"),
         ({"dataset": "fundus-sim", "target": "hendheld"}, "'hendheld'.* Did you mean 'handheld'"),
@@ -35,7 +35,7 @@ from trueup.source.recipe import training_for
         ({"dataset": "fundus-sim", "method": "lame"}, "lame is not for segmentation: it compares all pairs"),
         ({"dataset": "fundus-sim", "method": {"tsd": {"variant": "released"}}}, "no hyper-parameter 'variant'"),
         ({"dataset": "fundus-sim", "network": "smp:unett"}, "no architecture 'unett'; did you mean 'unet'"),
-        ({"dataset": "fundus-sim", "training": {"augment": "shift"}}, "augment='shift' leaves masks behind"),
+        ({"dataset": "fundus-sim", "training": {"augment": "shift"}}, "augment='shift' does not transform masks"),
         ({"dataset": "digits", "training": {"augment": "affine"}}, "augment='affine' is for masks"),
         ({"dataset": "digits", "training": {"multilabel": True}}, "multilabel is for masks"),
     ],
@@ -55,7 +55,11 @@ def one(**values: Any) -> Run:
 
 def test_default_sweep_is_the_papers_methods_that_make_masks() -> None:
     found = make_sweep({"dataset": "fundus-sim"}).runs()
-    assert [run.method for run in found[:7]] == list(PIXELS) == [m for m in PAPER if m not in ("t3a", "lame")]
+    assert (
+        [run.method for run in found[:7]]
+        == list(MASK_METHODS)
+        == [m for m in PAPER_METHODS if m not in ("t3a", "lame")]
+    )
     assert {run.target for run in found} == {"screening", "handheld"}
     assert len(found) == 7 * 2 * 3
     assert {(run.network, run.weights, run.batch) for run in found} == {("small-unet", "none", 8)}
@@ -67,14 +71,14 @@ def test_hyper_parameters_are_those_for_pixels() -> None:
     assert hyper == get_method("tsd", "segmentation")().hyperparameters()
     assert (hyper["neighbors"], hyper["capacity"], hyper["per_class"]) == (64, 1024, "half")
     assert "variant" not in hyper
-    assert resolve("tsd", {}, "default")["neighbors"] == 3
-    assert resolve("tsd", {"alignment": 1, "per_class": "none"}, "default", "segmentation") == (
+    assert resolve_hyper("tsd", {}, "default")["neighbors"] == 3
+    assert resolve_hyper("tsd", {"alignment": 1, "per_class": "none"}, "default", "segmentation") == (
         make_method("tsd", {"alignment": 1.0, "per_class": None}, "segmentation").hyperparameters()
     )
 
 
 def test_a_search_on_masks_tries_learning_rates_and_the_weight_of_neighbours() -> None:
-    found = grid("tsd", {}, "segmentation")
+    found = search_grid("tsd", {}, "segmentation")
     assert {(c["lr"], c["alignment"]) for c in found} == {
         (lr, a) for lr in (1e-3, 1e-4, 1e-5, 1e-6) for a in (0.1, 1.0)
     }
@@ -82,7 +86,7 @@ def test_a_search_on_masks_tries_learning_rates_and_the_weight_of_neighbours() -
     for candidate in found:
         make_method("tsd", candidate, "segmentation")
     assert set(one().hyper) - set(one(select="source").hyper) == {"lr", "alignment"}
-    assert grid("t3a", {}, "segmentation") == []
+    assert search_grid("t3a", {}, "segmentation") == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_targets_may_be_parts(tmp_path: Path) -> None:
         assert recipe is not None
         assert (recipe.sources, recipe.classes) == (("b:all",), 2)
     assert (plain.network, plain.batch) == ("smp:deeplabv3plus/mobilenet_v2", 8)
-    for target, said in (("a:al", "no part 'al' here; there is: train, all"), ("c:all", "'c'")):
+    for target, said in (("a:al", "no part 'al'; there is: train, all"), ("c:all", "'c'")):
         with pytest.raises(ValueError, match=said):
             make_sweep(values | {"target": target}).runs()
 

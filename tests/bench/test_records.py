@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trueup.bench.records import FILE, finished, read_records, steady, writing
+from trueup.bench.records import FILE, finished_records, open_writer, read_records, reproducible_part
 
 
 def record(name: str, **more: Any) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def record(name: str, **more: Any) -> dict[str, Any]:
 
 
 def write(path: Path, *records: dict[str, Any]) -> None:
-    with writing(path) as writer:
+    with open_writer(path) as writer:
         for each in records:
             writer.add(each)
 
@@ -66,16 +66,16 @@ def test_failures_are_read_but_not_finished(tmp_path: Path) -> None:
     failed = {"id": "b", "settings": {}, "error": "ValueError: no", "at": []}
     write(tmp_path / FILE, record("a"), failed)
     assert [r["id"] for r in read_records(tmp_path / FILE)] == ["a", "b"]
-    assert finished(tmp_path / FILE) == {"a": record("a")}
+    assert finished_records(tmp_path / FILE) == {"a": record("a")}
 
 
 def test_run_that_failed_first_and_went_well_later_is_finished(tmp_path: Path) -> None:
     write(tmp_path / FILE, {"id": "a", "settings": {}, "error": "no"}, record("a"))
-    assert list(finished(tmp_path / FILE)) == ["a"]
+    assert list(finished_records(tmp_path / FILE)) == ["a"]
 
 
 def test_nothing_is_finished_where_there_is_no_file(tmp_path: Path) -> None:
-    assert finished(tmp_path / "nowhere" / FILE) == {}
+    assert finished_records(tmp_path / "nowhere" / FILE) == {}
 
 
 def test_folder_is_read_with_all_its_files(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_missing_path_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_not_finite_are_refused_and_nothing_is_written(tmp_path: Path, value: float) -> None:
-    with writing(tmp_path / FILE) as writer:
+    with open_writer(tmp_path / FILE) as writer:
         writer.add(record("a"))
         with pytest.raises(ValueError, match="JSON compliant"):
             writer.add(record("b", cost={"seconds": value}))
@@ -107,42 +107,45 @@ def test_numbers_that_are_not_finite_are_refused_and_nothing_is_written(tmp_path
 
 
 def test_record_is_on_disk_as_soon_as_it_is_added(tmp_path: Path) -> None:
-    with writing(tmp_path / FILE) as writer:
+    with open_writer(tmp_path / FILE) as writer:
         writer.add(record("a"))
         assert [r["id"] for r in read_records(tmp_path / FILE)] == ["a"]
 
 
 def test_second_writer_is_refused_until_the_first_is_done(tmp_path: Path) -> None:
     file = tmp_path / FILE
-    with writing(file), pytest.raises(ValueError, match="another sweep is writing to"), writing(file):
+    with open_writer(file), pytest.raises(ValueError, match="another sweep is writing to"), open_writer(file):
         pass
     write(file, record("a"))
 
 
 def test_lock_is_released_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), writing(tmp_path / FILE):
+    with pytest.raises(KeyError), open_writer(tmp_path / FILE):
         raise KeyError
     write(tmp_path / FILE, record("a"))
 
 
-def test_writer_in_another_process_is_refused(tmp_path: Path) -> None:
+def test_writer_in_another_process_is_refused_until_that_dies(tmp_path: Path) -> None:
     file = tmp_path / FILE
     # The same lock as ours, without the seconds that importing the package takes.
-    code = "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX); "
+    code = "import filelock, sys; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
     code += "print('here', flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(tmp_path / f".{FILE}.lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "here\n"
-        with pytest.raises(ValueError, match="another sweep is writing to"), writing(file):
+        with pytest.raises(ValueError, match="another sweep is writing to"), open_writer(file):
             pass
-        other.communicate("\n")
+        other.kill()  # and its lock file stays
     write(file, record("a"))
     assert [r["id"] for r in read_records(file)] == ["a"]
 
 
 def test_steady_part_leaves_out_time_and_memory_alone() -> None:
     whole = record("a", cost={"seconds": 1.0}, finished="2023-01-01T00:00:00Z", environment={"threads": 1})
-    assert steady(whole) == record("a", environment={"threads": 1})
+    assert reproducible_part(whole) == record("a", environment={"threads": 1})
     assert "cost" in whole

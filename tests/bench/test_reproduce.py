@@ -9,13 +9,28 @@ import pytest
 from PIL import Image
 
 from trueup.bench import estimate
-from trueup.bench.estimate import Pace, images, seconds_of_run, seconds_of_training, spoken, total
-from trueup.bench.grids import grid
-from trueup.bench.reproduce import METHODS, Reproduction, get_recipe, make_reproduction, merged, recipes, tables
+from trueup.bench.estimate import (
+    Pace,
+    count_images,
+    format_duration,
+    seconds_of_run,
+    seconds_of_training,
+    total_seconds,
+)
+from trueup.bench.grids import search_grid
+from trueup.bench.reproduce import (
+    METHODS,
+    Reproduction,
+    get_recipe,
+    make_reproduction,
+    merge_settings,
+    paper_tables,
+    recipes,
+)
 from trueup.bench.settings import Run
 from trueup.bench.sweep import plan
 from trueup.data.cards import CARDS
-from trueup.data.datasets import on_paper
+from trueup.data.datasets import dataset_from_card
 
 NAMES = list(recipes())
 
@@ -29,13 +44,13 @@ def cell(name: str, row: str, column: str, **options: Any) -> list[Run]:
 
 
 def test_every_table_of_the_paper_has_a_recipe() -> None:
-    assert {recipe.table for recipe in recipes().values()} - {""} == set(tables())
+    assert {recipe.table for recipe in recipes().values()} - {""} == set(paper_tables())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if get_recipe(name).table])
 def test_rows_and_columns_are_the_papers(name: str) -> None:
     recipe = get_recipe(name)
-    numbers = tables()[recipe.table]
+    numbers = paper_tables()[recipe.table]
     theirs = {own.get("paper", row) for row, own in recipe.row_settings().items()}
     assert theirs - set(numbers["mean"]) <= {"8", "16", "32"}  # of the curve over batch sizes two points are printed
     unmatched = set(numbers["mean"]) - theirs
@@ -194,7 +209,7 @@ def test_what_is_given_takes_the_place_of_the_recipes() -> None:
 
 def test_settings_of_training_add_up() -> None:
     parts = [{"dataset": "pacs", "training": {"size": 64}}, {"training": {"batch": 2}, "paper": "x"}]
-    assert merged(*parts, small=False, given={"training": {"size": 32}}) == {
+    assert merge_settings(*parts, small=False, given={"training": {"size": 32}}) == {
         "dataset": "pacs", "training": {"size": 32, "batch": 2},
     }  # fmt: skip
 
@@ -218,7 +233,7 @@ def test_data_that_is_not_whole_is_refused(tmp_path: Path) -> None:
         folder = tmp_path / "pacs" / domain / "dog"
         folder.mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(folder / "0.png")
-    with pytest.raises(ValueError, match="this pacs lacks sketch, so its numbers would not be beside the paper's"):
+    with pytest.raises(ValueError, match="this pacs lacks sketch, so its numbers cannot be compared with the paper's"):
         make_reproduction("ablation", data=str(tmp_path)).runs()
     (tmp_path / "pacs" / "sketch" / "dog").mkdir(parents=True)
     Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8)).save(tmp_path / "pacs" / "sketch" / "dog" / "0.png")
@@ -247,12 +262,12 @@ def test_a_plan_needs_no_data(tmp_path: Path) -> None:
 
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "pace", lambda *network: Pace(1.0, 3.0))
+    monkeypatch.setattr(estimate, "measure_pace", lambda *network: Pace(1.0, 3.0))
 
 
 @pytest.mark.usefixtures("steady")
 def test_time_is_counted_image_by_image() -> None:
-    pacs, target = on_paper("pacs"), "photo"
+    pacs, target = dataset_from_card("pacs"), "photo"
     source, tsd = (cell("ablation", row, "PACS") for row in ("source", "+ MSLC"))
     (frozen,) = (run for run in source if (run.target, run.seed) == (target, 0))
     (adapted,) = (run for run in tsd if (run.target, run.seed) == (target, 0))
@@ -261,7 +276,7 @@ def test_time_is_counted_image_by_image() -> None:
     assert seconds_of_run(adapted.model_copy(update={"limit": 100}), pacs) == 300
     searched = adapted.model_copy(update={"select": "source", "hyper": {}})
     held = 0.2 * (9991 - 1670)
-    assert seconds_of_run(searched, pacs) == pytest.approx(3 * 1670 + len(grid("tsd", {})) * 3 * held)
+    assert seconds_of_run(searched, pacs) == pytest.approx(3 * 1670 + len(search_grid("tsd", {})) * 3 * held)
     t3a = adapted.model_copy(update={"method": "t3a", "select": "source", "hyper": {}})
     assert seconds_of_run(t3a, pacs) == pytest.approx(1670 + held)  # candidates share a pass
     recipe = frozen.recipe(pacs)
@@ -269,18 +284,18 @@ def test_time_is_counted_image_by_image() -> None:
     validations = 1 + (5000 - 100) // 300
     assert seconds_of_training(recipe, pacs) == pytest.approx(3 * 5000 * 32 * 3 + validations * held)
     both = seconds_of_run(frozen, pacs) + seconds_of_training(recipe, pacs)
-    assert total([frozen], [recipe], {"pacs": pacs}) == pytest.approx(both)
+    assert total_seconds([frozen], [recipe], {"pacs": pacs}) == pytest.approx(both)
 
 
 def test_sizes_come_from_cards_where_there_are_no_files() -> None:
-    assert images(on_paper("cifar10-c"), "fog") == 10_000
-    assert images(on_paper("cifar10-c"), "clean") == 50_000
-    assert images(on_paper("fundus"), "drishti-gs") == 101
-    assert images(on_paper("digits"), "type") == 2000
+    assert count_images(dataset_from_card("cifar10-c"), "fog") == 10_000
+    assert count_images(dataset_from_card("cifar10-c"), "clean") == 50_000
+    assert count_images(dataset_from_card("fundus"), "drishti-gs") == 101
+    assert count_images(dataset_from_card("digits"), "type") == 2000
 
 
 def test_pace_of_a_network_is_measured() -> None:
-    pace = estimate.pace("digits-net", 32, "cpu")
+    pace = estimate.measure_pace("digits-net", 32, "cpu")
     assert 0 < pace.forward < pace.both < 1
 
 
@@ -289,4 +304,4 @@ def test_pace_of_a_network_is_measured() -> None:
     [(0.1, "1 seconds"), (100, "100 seconds"), (150, "2 minutes"), (8000, "2 hours"), (9e5, "10 days")],
 )
 def test_times_as_people_say_them(seconds: float, words: str) -> None:
-    assert spoken(seconds) == words
+    assert format_duration(seconds) == words

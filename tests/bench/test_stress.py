@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trueup.bench.settings import PAPER, PIXELS, Run, make_sweep, read_settings
-from trueup.bench.stress import MEANING, SCENARIOS, SMALL, Stress, label_of, make_stress, partner, scenario_of
+from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, read_settings
+from trueup.bench.stress import (
+    DESCRIPTIONS,
+    SCENARIOS,
+    SMALL,
+    Stress,
+    label_of,
+    make_stress,
+    scenario_of,
+    with_next_domain,
+)
 from trueup.bench.sweep import plan
 from trueup.core.presets import with_preset
 from trueup.data.datasets import open_dataset
@@ -42,7 +51,7 @@ def folder(root: Path, *domains: str) -> Path:
 
 def test_every_scenario_is_told_by_its_runs() -> None:
     found = of(stress(**ONE).runs())
-    assert list(found) == list(SCENARIOS) == list(MEANING)
+    assert list(found) == list(SCENARIOS) == list(DESCRIPTIONS)
     assert {len(runs) for runs in found.values()} == {2}
     for name in SCENARIOS:
         assert list(of(stress(**ONE, scenario=name).runs())) == [name]
@@ -75,9 +84,15 @@ def test_scenarios_change_what_they_are_called_and_nothing_else() -> None:
 
 def test_usual_methods_are_the_papers_and_the_safe_preset() -> None:
     test = stress(target="hand", seed=0, scenario="iid")
-    assert [(run.method, run.guard) for run in test.runs()] == [*((name, False) for name in PAPER), ("tsd", True)]
+    assert [(run.method, run.guard) for run in test.runs()] == [
+        *((name, False) for name in PAPER_METHODS),
+        ("tsd", True),
+    ]
     masks = stress(dataset="fundus-sim", target="screening", seed=0, scenario="iid")
-    assert [(run.method, run.guard) for run in masks.runs()] == [*((name, False) for name in PIXELS), ("tsd", True)]
+    assert [(run.method, run.guard) for run in masks.runs()] == [
+        *((name, False) for name in MASK_METHODS),
+        ("tsd", True),
+    ]
     everything = stress(method="bn")
     assert everything.seed == [0, 1, 2]
     assert {run.target for run in everything.runs() if "+" not in run.target} == {"hand", "type", "poster", "neon"}
@@ -107,7 +122,7 @@ def test_limit_of_the_user_and_of_the_scenario(limit: int | None, expected: tupl
     assert tuple(found[name][0].limit for name in ("batch-1", "iid", "long")) == expected
 
 
-def test_methods_of_a_scenario_share_a_stage(tmp_path: Path) -> None:
+def test_methods_of_a_scenario_share_a_runner(tmp_path: Path) -> None:
     test = stress(target="hand", seed=[0, 1], method=["source", "tent", "tsd", "tsd:preset=safe"])
     todo = plan(test, tmp_path)
     assert len(todo.jobs) == 2 * len(SCENARIOS)
@@ -154,12 +169,17 @@ def test_runs_of_the_preset_have_its_name() -> None:
 
 def test_a_target_is_mixed_with_the_one_that_follows_it() -> None:
     digits = open_dataset("digits")
-    assert [partner(digits, t) for t in digits.targets] == ["hand+type", "type+poster", "poster+neon", "neon+hand"]
-    assert partner(digits, "hand+neon") == "hand+neon"
+    assert [with_next_domain(digits, t) for t in digits.targets] == [
+        "hand+type",
+        "type+poster",
+        "poster+neon",
+        "neon+hand",
+    ]
+    assert with_next_domain(digits, "hand+neon") == "hand+neon"
     corrupted = open_dataset("digits-c")
     first, second = corrupted.targets[:2]
-    assert partner(corrupted, f"{first}-3") == f"{first}-3+{second}-3"
-    assert partner(corrupted, corrupted.targets[-1]) == f"{corrupted.targets[-1]}+{first}"
+    assert with_next_domain(corrupted, f"{first}-3") == f"{first}-3+{second}-3"
+    assert with_next_domain(corrupted, corrupted.targets[-1]) == f"{corrupted.targets[-1]}+{first}"
 
 
 # What is left out
@@ -169,7 +189,7 @@ def test_masks_have_no_scenarios_that_go_by_class() -> None:
     test = stress(dataset="fundus-sim", target="screening", seed=0, method="bn")
     gone = ["dirichlet", "class-sorted", "few-classes", "replay-10", "crafted-10"]
     assert list(of(test.runs())) == [name for name in SCENARIOS if name not in gone]
-    assert [note.partition(" is left out on fundus-sim: it goes by classes")[0] for note in test.left_out()] == gone
+    assert [note.partition(" is left out on fundus-sim: it needs classes")[0] for note in test.left_out()] == gone
     assert stress(**ONE).left_out() == []
 
 
@@ -210,11 +230,11 @@ def test_a_model_of_each_target_has_none_of_two(tmp_path: Path) -> None:
         ({"scenario": "nam"}, "no scenario is called 'nam'. Did you mean 'nan'"),
         ({"scenarios": "nan"}, "'scenarios'. Did you mean 'scenario'"),
         ({"scenario": []}, "scenario"),
-        ({"stream": "mixed"}, "stream is what scenarios change: leave it out, or use `trueup bench`"),
-        ({"stream_options": {"classes": 2}}, "stream_options is what scenarios change"),
-        ({"disturb": "nan"}, "disturb is what scenarios change"),
-        ({"repeat": 2}, "repeat is what scenarios change"),
-        ({"reset": True}, "reset is what scenarios change"),
+        ({"stream": "mixed"}, "stream is set by the scenarios: leave it out, or use `trueup bench`"),
+        ({"stream_options": {"classes": 2}}, "stream_options is set by the scenarios"),
+        ({"disturb": "nan"}, "disturb is set by the scenarios"),
+        ({"repeat": 2}, "repeat is set by the scenarios"),
+        ({"reset": True}, "reset is set by the scenarios"),
         ({"batch": [32, 64]}, "must be one number"),
         ({"batch": SMALL[1]}, "none of"),
         ({"target": "hamd"}, "'hamd'. Did you mean 'hand'"),

@@ -15,10 +15,11 @@ import torch
 from PIL import Image
 
 import trueup.core.registry as registry
-from trueup.bench.records import FILE, read_records, steady
+from trueup.bench.records import FILE, read_records, reproducible_part
 from trueup.bench.settings import make_sweep
-from trueup.bench.sweep import Plan, order_of, plan, run, run_sweep
+from trueup.bench.sweep import Plan, plan, run, run_sweep, sort_records
 from trueup.data.pictures import UnknownRangeError
+from trueup.report.traces import Traces
 from trueup.source.checkpoints import Store
 from trueup.source.recipe import Recipe, Training
 
@@ -47,7 +48,7 @@ def start(settings: dict[str, Any], folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def by_id(folder: Path) -> dict[str, Any]:
-    return {record["id"]: steady(record) for record in read_records(folder)}
+    return {record["id"]: reproducible_part(record) for record in read_records(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +76,27 @@ def test_every_run_has_one_record_with_every_knob(whole: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_run_of_a_sweep_leaves_a_trace(whole: Path) -> None:
+    read = Traces(whole)
+    images: dict[str, list[Any]] = {}
+    for record in read_records(whole):
+        trace = read(record)
+        assert trace is not None
+        assert record["trace"] == f"traces/{record['id']}.npz"
+        assert (trace["label"] == trace["prediction"]).mean() == pytest.approx(record["results"]["accuracy"])
+        assert len(trace["sample"]) == len(trace["features"]) == 256
+        assert record["results"]["along"]["images"][-1] == 256
+        images.setdefault(record["settings"]["target"], []).append(trace["image"].tolist())
+    for same in images.values():  # all methods see the same images
+        assert same == same[:1] * 4
+
+
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again(whole: Path) -> None:
     before, models = (whole / FILE).read_bytes(), sorted((whole / "checkpoints").iterdir())
     stamps = [model.stat().st_mtime_ns for model in models]
     events: list[str] = []
-    summary = run_sweep(make_sweep(SMALL), whole, workers=2, tell=lambda event, job, value: events.append(event))
+    summary = run_sweep(make_sweep(SMALL), whole, workers=2, on_event=lambda event, job, value: events.append(event))
     assert events == []
     assert len(summary.records) == 8
     assert (whole / FILE).read_bytes() == before
@@ -92,7 +109,7 @@ def test_one_process_and_two_give_the_same_records(whole: Path, tmp_path: Path) 
     record = next(r for r in read_records(whole) if r["settings"]["method"] == "tsd")
     again = run(tmp_path, dataset="digits", target=record["settings"]["target"], method="tsd", limit=256,
                 training=SMALL["training"])  # fmt: skip
-    assert steady(again) == steady(record) | {"environment": again["environment"]}
+    assert reproducible_part(again) == reproducible_part(record) | {"environment": again["environment"]}
     assert again["environment"]["threads"] == record["environment"]["threads"]
 
 
@@ -108,20 +125,20 @@ def test_a_sweep_that_was_killed_goes_on_to_the_same_records(whole: Path, tmp_pa
     assert 2 <= found < 8, "killed too early or too late to mean anything"
     with (folder / FILE).open("ab") as file:
         file.write(b'{"id": "cut sho')  # as a kill in the middle of a write would leave it
-    assert start(SMALL, folder).wait(timeout=300) == 0
+    assert not run_sweep(make_sweep(SMALL), folder, workers=2).failures
     assert by_id(folder) == by_id(whole)
     assert (folder / FILE).read_bytes().count(b'"results"') == 8, "a finished run was run again"
 
 
 @pytest.mark.slow
-def test_a_failing_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_run_is_named_and_the_others_go_on(whole: Path, tmp_path: Path) -> None:
     settings = {**SMALL, "target": ["type"], "method": ["source", {"tent": {"params": "nothing_is_called_so"}}, "bn"]}
-    summary = run_sweep(make_sweep(settings), tmp_path, workers=1)
+    summary = run_sweep(make_sweep(settings), tmp_path, workers=1, checkpoints=whole / "checkpoints")
     assert [r["settings"]["method"] for r in summary.records] == ["source", "bn"]
     (failed,) = summary.failures
     assert failed["settings"]["method"] == "tent"
     assert "nothing_is_called_so" in failed["error"]
-    again = run_sweep(make_sweep(settings), tmp_path, workers=1)
+    again = run_sweep(make_sweep(settings), tmp_path, workers=1, checkpoints=whole / "checkpoints")
     assert len(again.records) == 2, "finished runs count"
     assert len(again.failures) == 1, "a failed run is tried again"
 
@@ -142,19 +159,23 @@ class Fatal(Method):
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_takes_only_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_takes_only_its_own_runs(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "fatal_method.py").write_text(FATAL)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     settings = {**SMALL, "plugin": "fatal_method", "method": ["source", "fatal", "bn"]}
-    summary = run_sweep(make_sweep(settings), tmp_path / "runs", workers=2)
+    summary = run_sweep(make_sweep(settings), tmp_path / "runs", workers=2, checkpoints=whole / "checkpoints")
     assert sorted(r["settings"]["method"] for r in summary.records) == ["source", "source"]
     assert sorted(r["settings"]["method"] for r in summary.failures) == ["bn", "bn", "fatal", "fatal"]
     assert all("-9" in r["error"] for r in summary.failures)
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_is_named_in_its_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_that_fails_is_named_in_its_runs_alone(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "no_such.py").write_text("def net(classes):\n    raise ValueError('no_such network today')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = {
@@ -163,13 +184,13 @@ def test_a_training_that_fails_is_named_in_its_runs_alone(tmp_path: Path, monkey
         "method": ["source", "bn"],
         "network": ["digits-net", "no_such:net"],
     }
-    summary = run_sweep(make_sweep(settings), tmp_path, workers=1)
+    summary = run_sweep(make_sweep(settings), tmp_path, workers=1, checkpoints=whole / "checkpoints")
     assert {r["settings"]["network"] for r in summary.records} == {"digits-net"}
     assert len(summary.failures) == 2
     assert all("training failed" in r["error"] and "no_such" in r["error"] for r in summary.failures)
 
 
-def test_a_plan_groups_runs_by_stage_and_trains_each_model_once(tmp_path: Path) -> None:
+def test_a_plan_groups_runs_by_runner_and_trains_each_model_once(tmp_path: Path) -> None:
     todo: Plan = plan(make_sweep({**SMALL, "batch": [16, 64]}), tmp_path)
     assert len(todo.runs) == 16
     assert len(todo.trainings) == 2
@@ -210,7 +231,7 @@ def test_the_first_look_reads_pictures_as_the_checkpoint_of_each_run_says(
 def test_records_can_be_put_in_the_order_of_the_runs() -> None:
     runs = make_sweep(SMALL).runs()
     records = [{"id": run.digest()} for run in reversed(runs)]
-    assert [r["id"] for r in order_of(records, runs)] == [run.digest() for run in runs]
+    assert [r["id"] for r in sort_records(records, runs)] == [run.digest() for run in runs]
 
 
 def test_one_run_must_be_one(tmp_path: Path) -> None:

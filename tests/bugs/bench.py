@@ -121,7 +121,13 @@ ROWS = [
         "(float(np.square(part.sum(axis=0)).sum()) ) / max(n * n, 1)",
         "test_feature_metrics",
     ),
-    ("features: raw ones instead of those on the sphere", "unit", "return scaled", "return features", "test_feature_metrics"),
+    (
+        "features: raw ones instead of those on the sphere",
+        "unit",
+        "return scaled",
+        "return features",
+        "test_feature_metrics",
+    ),
     (
         "features: those of intruders are kept",
         "Listener.take",

@@ -86,5 +86,11 @@ ROWS = [
         "keep = 1.0",
         "test_drift_alarm",
     ),
-    ("shift: told again and again", "Shift._alarm", "size > 1 and not bool(state.told[i])", "size > 1", "test_drift_alarm"),
+    (
+        "shift: told again and again",
+        "Shift._alarm",
+        "size > 1 and not bool(state.told[i])",
+        "size > 1",
+        "test_drift_alarm",
+    ),
 ]

@@ -72,5 +72,11 @@ ROWS = [
         "pass",
         "test_runner",
     ),
-    ("instance: around the batch in every forward", "correcting", "if centred: ...", "if True: ...", "test_policy_names"),
+    (
+        "instance: around the batch in every forward",
+        "correcting",
+        "if centred: ...",
+        "if True: ...",
+        "test_policy_names",
+    ),
 ]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from trueup.bench.records import read_records
 from trueup.bench.settings import make_sweep
 from trueup.cli.app import app, start
-from trueup.cli.progress import bar, stoppable
+from trueup.cli.progress import progress_bar, stoppable
 
 FAST = ["--train", "iterations=6", "--train", "batch=8", "--limit", "128"]
 
@@ -176,7 +176,7 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "the same command goes on from there" in said
+    assert "the same command continues from there" in said
     assert "Traceback" not in said
 
 
@@ -186,8 +186,8 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path: Path) -> None:
         (["data", "unpack", "a.zip", "--unverified"], "data.unpack_archive", "The same command starts over."),
         (["data", "check", "pacs"], "data.check_files", "The same command starts over."),
         (["report"], "report.read_records", "The same command starts over."),
-        (["bench"], "bench.make_sweep", "the same command goes on from there."),
-        (["run", "-t", "type"], "run.sweep.run", "the same command goes on from there."),
+        (["bench"], "bench.make_sweep", "the same command continues from there."),
+        (["run", "-t", "type"], "run.sweep.run", "the same command continues from there."),
     ],
 )
 def test_ctrl_c_promises_no_more_than_the_verb_keeps(
@@ -208,10 +208,10 @@ def test_a_ctrl_c_that_python_forgets_is_heard_at_the_next_event() -> None:
     with stoppable():
         with contextlib.suppress(KeyboardInterrupt):  # as in a destructor
             signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt), bar("a step") as advance:
+        with pytest.raises(KeyboardInterrupt), progress_bar("a step") as advance:
             advance(1, 2)
     assert signal.getsignal(signal.SIGINT) is before
-    with stoppable(), bar("another") as advance:
+    with stoppable(), progress_bar("another") as advance:
         advance(1, 2)
 
 

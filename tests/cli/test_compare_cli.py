@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from trueup.cli import compare
 from trueup.cli.app import app
-from trueup.cli.compare import find_images, trials_of
+from trueup.cli.compare import open_image_folder, trials_of
 from trueup.data.loading import NORMALIZE
 from trueup.deploy.estimates import MethodReport, Score
 from trueup.testing import convnet
@@ -38,13 +38,13 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What `look` gets: colours in their order, labels, and the rest; it finds nothing."""
+    """What `compare_methods` gets: colours in their order, labels, and the rest; it finds nothing."""
     got: dict[str, Any] = {}
 
     def opened(*_: Any, **__: Any) -> tuple[nn.Module, dict[str, Any]]:
         return convnet(), {"classes": 10, "names": DIGITS, "size": 16, "normalize": "half"}
 
-    def look(model: nn.Module, methods: Any, batches: Any, **rest: Any) -> list[MethodReport]:
+    def compare_methods(model: nn.Module, methods: Any, batches: Any, **rest: Any) -> list[MethodReport]:
         shown = [(x[:, 0, 0, 0].mul(127.5).add(127.5).round().int().tolist(), y) for x, y in batches()]
         got.update(rest, sizes=[len(x) for x, _ in shown], colours=[c for x, _ in shown for c in x])
         got["labels"] = None if shown[0][1] is None else np.concatenate([y for _, y in shown]).tolist()
@@ -54,7 +54,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return [MethodReport(n, torch.zeros(64).long(), 1.0, 0.8, 9.0, same, same, None, truth, 1.0) for n in methods]
 
     monkeypatch.setattr(compare, "open_classifier", opened)
-    monkeypatch.setattr(compare, "look", look)
+    monkeypatch.setattr(compare, "compare_methods", compare_methods)
     return got
 
 
@@ -80,13 +80,13 @@ def test_labels_go_with_their_images_and_folders_are_shuffled(photos: Path, seen
 def test_the_order_may_be_said(photos: Path, seen: dict[str, Any], tmp_path: Path) -> None:
     said = run("--data", str(photos), "-m", "tent", "--no-shuffle")
     assert seen["colours"] == sorted(seen["colours"])
-    assert "in the order of their names" in said.output
+    assert "sorted by name" in said.output
     for i in range(20):
         paint(tmp_path / "flat" / f"{i:02}.png", 5 * i)
     said = run("--data", str(tmp_path / "flat"), "-m", "tent", "--limit", "7")
     assert seen["colours"] == [5 * i for i in range(7)]
     assert seen["labels"] is None
-    assert "7 images in the order of their names" in said.output
+    assert "7 images sorted by name" in said.output
     assert "no folders: no labels" in said.output
     run("--data", str(tmp_path / "flat"), "-m", "tent", "--shuffle")
     assert sorted(seen["colours"]) == [5 * i for i in range(20)]
@@ -96,25 +96,25 @@ def test_the_order_may_be_said(photos: Path, seen: dict[str, Any], tmp_path: Pat
 def test_some_of_the_classes_are_labels_and_cameras_are_not(photos: Path, tmp_path: Path) -> None:
     for name in ("3.png", "2.png", "1.png", "0.png"):
         (photos / "4" / name).unlink()
-    found = find_images(photos, 10, DIGITS)
+    found = open_image_folder(photos, 10, DIGITS)
     assert found.labelled
     assert found.domain.labels.tolist() == [int(name[0]) for name in found.domain.files]
     assert "9 folders that are some of the model's 10 classes: labels" in found.said
-    assert not find_images(photos, 10).labelled  # of nine folders nobody knows which is missing
+    assert not open_image_folder(photos, 10).labelled  # of nine folders nobody knows which is missing
     for k in range(10):
         paint(tmp_path / "cameras" / f"cam{k}" / "0.png", 0)
-    cameras = find_images(tmp_path / "cameras", 10, DIGITS)
+    cameras = open_image_folder(tmp_path / "cameras", 10, DIGITS)
     assert not cameras.labelled
     assert cameras.nested
     assert "folders are not the model's 10 classes (cam0, cam1, cam2, …): no labels" in cameras.said
-    unnamed = find_images(tmp_path / "cameras", 10)
+    unnamed = open_image_folder(tmp_path / "cameras", 10)
     assert unnamed.labelled
     assert "as many as classes: labels, by their order" in unnamed.said
     paint(tmp_path / "cameras" / "loose.png", 0)
-    assert not find_images(tmp_path / "cameras", 10).labelled
+    assert not open_image_folder(tmp_path / "cameras", 10).labelled
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no images"):
-        find_images(tmp_path / "empty", 2)
+    with pytest.raises(ValueError, match="contains no images"):
+        open_image_folder(tmp_path / "empty", 2)
 
 
 def test_names_with_brackets_are_printed_as_they_are(
@@ -125,7 +125,7 @@ def test_names_with_brackets_are_printed_as_they_are(
     assert "tsd:params='[bf].*'" in said.output
     assert "take source" in said.output
     half = Score.mean(torch.ones(8) / 2)
-    compare.tell(
+    compare.print_report(
         [MethodReport("[bf]", torch.zeros(8), 1.0, 0.8, 9.0, half, None, None, None, 1.0)], {}, broken=0, said="[red]"
     )
     printed = capsys.readouterr().out
@@ -139,11 +139,11 @@ def test_where_nothing_can_be_told_there_is_no_advice(capsys: pytest.CaptureFixt
     found = [
         MethodReport(name, torch.zeros(8), 1.0, 0.8, 9.0, half, None, half, None, 1.0) for name in ("source", "[bf]")
     ]
-    compare.tell(found, {}, broken=0, said="")
+    compare.print_report(found, {}, broken=0, said="")
     printed = capsys.readouterr().out
-    assert "no advice: keep what you have (source)" in printed
+    assert "no advice: keep your model (source)" in printed
     assert "take" not in printed
-    compare.tell_json(found, {}, broken=0, said="")
+    compare.print_reports_as_json(found, {}, broken=0, said="")
     told = json.loads(capsys.readouterr().out)
     assert (told["take"], told["certain"]) == (["source"], False)
 
@@ -244,7 +244,7 @@ def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = ["--model", str(train("-t", "type")), "-m", "tent", "-m", "t3a", "-b", "10", "--data"]
     said = run(*words, str(photos))
     assert said.exit_code == 0, said.exception
-    for word in ("accuracy %", "guess %", "t3a", "classes: labels", "no advice: keep what you", "Jiang", "--source"):
+    for word in ("accuracy %", "guess %", "t3a", "classes: labels", "no advice: keep your model", "Jiang", "--source"):
         assert word in said.output
     told = json.loads(run(*words, str(photos), "-m", "tent:preset=safe", "--json").stdout)
     assert [method["name"] for method in told["methods"]] == ["source", "tent", "t3a", "tent:preset=safe"]
@@ -257,4 +257,5 @@ def test_the_command(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_model_that_makes_masks_is_refused(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = train("-d", "fundus-sim", "-t", "handheld")
-    assert "makes masks: compare takes a classifier" in str(run("--model", str(model), "--data", str(photos)).exception)
+    refused = run("--model", str(model), "--data", str(photos))
+    assert "predicts masks: compare takes a classifier" in str(refused.exception)

@@ -44,7 +44,7 @@ def test_a_folder_of_one_s_own(own: Path) -> None:
         ["night:train", "2", "2", "2/2", "14.0", "%", "2/2", "2.7", "%", "20×30"],
     ]
     assert "5 cases, 5 slices, 2 structures, 2 domains" in text
-    assert "✓ as it should be" in text
+    assert "✓ complete" in text
 
 
 def test_what_is_wrong_is_said_and_makes_the_exit_status(own: Path) -> None:
@@ -53,8 +53,8 @@ def test_what_is_wrong_is_said_and_makes_the_exit_status(own: Path) -> None:
     for i in range(3):
         Image.fromarray(np.full((20, 30), 7, dtype=np.uint8)).save(own / f"[day]/masks/{i}.png")
     text = invoke("data", "check", "masks", "--root", str(own), status=1)
-    assert "1 files are neither images nor masks and are left out: night/images/notes [1].txt" in text
-    assert "✗ images and masks do not pair up, 1 times: night/masks/1.png has no image" in text
+    assert "1 files are neither images nor masks and are ignored: night/images/notes [1].txt" in text
+    assert "✗ images and masks do not match, 1 times: night/masks/1.png has no image" in text
     assert "✗ 3 of 4 cases cannot be read; the first: [day]:train: 0.png: the mask holds 7" in text
     assert "  [day]:train: 2.png: the mask holds 7; there are 3 classes, 0 to 2" in text
     assert "✓" not in text
@@ -64,7 +64,7 @@ def test_fast_counts_and_leaves_masks_unread(own: Path) -> None:
     (own / "night/masks/0.png").write_bytes(b"")
     text = invoke("data", "check", "masks", "--root", str(own), "--fast")
     assert rows(text)[0] == ["domain", "cases", "slices"]
-    assert "as it should be (files were counted, not opened)" in text
+    assert "complete (files were counted, not opened)" in text
 
 
 def test_a_folder_with_nothing_in_it_says_what_was_looked_for(tmp_path: Path) -> None:

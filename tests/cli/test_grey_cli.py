@@ -16,7 +16,7 @@ from trueup.bench.settings import make_sweep
 from trueup.cli import options
 from trueup.cli.app import app
 from trueup.source.checkpoints import Store
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 
 NET = """
@@ -87,11 +87,13 @@ def test_every_command_that_takes_a_model_has_the_flags(verb: str) -> None:
 
 
 def test_flags_are_settings_of_what_networks_see() -> None:
-    words = options.seen(["size=8"], None, None, "0.1,0.2,0.3", "0.25", None)
-    sweep = make_sweep(options.given(training=words))
+    words = options.training_settings(["size=8"], None, None, "0.1,0.2,0.3", "0.25", None)
+    sweep = make_sweep(options.passed(training=words))
     assert sweep.training == {"size": 8, "normalize": [[0.1, 0.2, 0.3], [0.25, 0.25, 0.25]]}
-    assert options.given(training=options.seen(None, None, None, None, None, True)) == {"training": {"grey": True}}
-    assert options.seen(None, None, None, "0.5", "0.5", None) == ["normalize=half"]
+    assert options.passed(training=options.training_settings(None, None, None, None, None, True)) == {
+        "training": {"grey": True}
+    }
+    assert options.training_settings(None, None, None, "0.5", "0.5", None) == ["normalize=half"]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +102,12 @@ def test_flags_are_settings_of_what_networks_see() -> None:
         ("0.5", None, [], "--mean is given alone"),
         (None, "0.5", [], "--std is given alone"),
         ("0.5", "half", [], "--std 'half' must be one number, or three"),
-        ("0.5", "0.5", ["normalize=half"], "do not go with the normalisation 'half'"),
+        ("0.5", "0.5", ["normalize=half"], "contradict the normalisation 'half'"),
     ],
 )
 def test_flags_that_mean_nothing_are_refused(mean: str | None, std: str | None, training: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        options.seen(training, None, None, mean, std, None)
+        options.training_settings(training, None, None, mean, std, None)
 
 
 FLAGS = ("--grey", "--mean", "0.25", "--std", "0.5")
@@ -154,7 +156,7 @@ def test_segment_shows_grey_images(photos: Path, tmp_path: Path) -> None:
 
 
 def colour(folder: Path) -> str:
-    torch.save(build("small-unet", 2).state_dict(), folder / "colour.pt")
+    torch.save(build_network("small-unet", 2).state_dict(), folder / "colour.pt")
     return str(folder / "colour.pt")
 
 
@@ -163,7 +165,7 @@ def ours(folder: Path, **training: Any) -> str:
         dataset="folder", sources=("noon",), classes=2, network="digits-net",
         training=Training(size=8, **training),
     )  # fmt: skip
-    Store(folder).save(made, build("digits-net", 2, channels=made.training.channels.count), {"kept": {}})
+    Store(folder).save(made, build_network("digits-net", 2, channels=made.training.channels.count), {"kept": {}})
     return str(Store(folder).path(made))
 
 
@@ -181,5 +183,5 @@ def test_a_checkpoint_knows_what_it_sees_and_conflicts_are_refused(photos: Path,
         invoke(*words[:-1], plain, "--grey")
     for verb in ("compare", "segment"):
         place = ("--data", str(photos)) if verb == "compare" else ("-i", str(photos), "-o", "masks")
-        with pytest.raises(ValueError, match="--mean does not go with --model: the checkpoint says it"):
+        with pytest.raises(ValueError, match="--mean cannot be given with --model: the checkpoint sets it"):
             invoke(verb, "--model", file, *place, "--mean", "0.5", "--std", "0.5")

@@ -114,8 +114,10 @@ def test_a_stress_test(tmp_path: Path) -> None:
 
 def test_runs_that_failed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"dataset": "d", "target": "t", "network": "n", "method": "wrong", "seed": 1, "stream": "mixed"}
-    failed = stress.Outcome(0, [], [{"id": "x", "settings": settings | {"batch": 8}, "error": "not today"}], [], [])
-    monkeypatch.setattr(stress, "perform", lambda *_, **__: failed)
+    failed = stress.StressOutcome(
+        0, [], [{"id": "x", "settings": settings | {"batch": 8}, "error": "not today"}], [], []
+    )
+    monkeypatch.setattr(stress, "run_stress", lambda *_, **__: failed)
     found = parsed(*WORDS, status=1)
     named = {"dataset": "d", "target": "t", "network": "n", "method": "wrong", "seed": 1}
     assert found == {

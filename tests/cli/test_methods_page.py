@@ -7,14 +7,14 @@ import pytest
 from test_cli import invoke
 
 import trueup
-from trueup.cli.methods_page import differences, each, page, row
+from trueup.cli.methods_page import all_methods, departures, methods_page, table_row
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "make it anew: trueup list methods --markdown > docs/methods.md"
-    assert invoke("list", "methods", "--markdown") == page()
+    assert PAGE.read_text() == methods_page(), "make it anew: trueup list methods --markdown > docs/methods.md"
+    assert invoke("list", "methods", "--markdown") == methods_page()
 
 
 @pytest.mark.parametrize("name", trueup.list_methods())
@@ -28,9 +28,9 @@ def test_every_method_says_what_it_costs_and_when_it_breaks(name: str) -> None:
 
 def test_the_list_says_the_same() -> None:
     text = " ".join(invoke("list", "methods").split())
-    for name, tasks, method in each():
+    for name, tasks, method in all_methods():
         assert name in text
-        assert row(name, tasks, method)[2] in text
+        assert table_row(name, tasks, method)[2] in text
 
 
 SOURCE = Path(__file__).parents[2] / "src" / "trueup"
@@ -56,7 +56,7 @@ def test_a_departure_goes_on_to_the_end_of_its_comment(tmp_path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     assert spec.loader is not None
     spec.loader.exec_module(module)
-    assert differences(module) == ["by one.", "it goes on."]
+    assert departures(module) == ["by one.", "it goes on."]
 
 
 def test_published_settings_are_on_the_page_with_their_source() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from trueup.bench.settings import make_sweep
 from trueup.cli import compare, options
 from trueup.cli.app import app
-from trueup.cli.options import given
+from trueup.cli.options import passed
 from trueup.data.pictures import UnknownRangeError
 from trueup.source.recipe import Recipe, Training
 from trueup.testing import convnet
@@ -51,14 +51,16 @@ def test_the_check_takes_a_range(root: Path) -> None:
 def test_flags_are_settings_of_what_networks_see(root: Path) -> None:
     with pytest.raises(UnknownRangeError, match="--range 0 4095"):
         invoke_and_raise("bench", "-d", "folder", "-r", str(root), "--dry-run")
-    flags = given(training=options.seen(["size=32"], "crop", (-1000.0, 400.0)), dataset=["folder"], root=str(root))
+    flags = passed(
+        training=options.training_settings(["size=32"], "crop", (-1000.0, 400.0)), dataset=["folder"], root=str(root)
+    )
     sweep = make_sweep(flags)
     assert sweep.training == {"size": 32, "resize": "crop", "range": [-1000.0, 400.0]}
     run = sweep.runs()[0]
     assert (run.source.resize, run.source.range, run.source.size) == ("crop", (-1000.0, 400.0), 32)
-    assert given(training=options.seen(None, None, None)) == {}
-    with pytest.raises(ValueError, match="--resize 'stretch' is not known: it must be squash, crop, pad"):
-        options.seen(None, "stretch", None)
+    assert passed(training=options.training_settings(None, None, None)) == {}
+    with pytest.raises(ValueError, match="--resize 'stretch' is unknown: it must be squash, crop, pad"):
+        options.training_settings(None, "stretch", None)
 
 
 def invoke_and_raise(*words: str) -> None:
@@ -90,7 +92,7 @@ def test_compare_shows_pictures_as_it_is_told(root: Path, monkeypatch: pytest.Mo
 
     seen = {"classes": 2, "names": (), "size": 6, "normalize": "half"}
     monkeypatch.setattr(compare, "open_classifier", lambda *_, **__: (convnet(), dict(seen)))
-    monkeypatch.setattr(compare, "look", look)
+    monkeypatch.setattr(compare, "compare_methods", look)
     words = ("compare", "--data", str(root / "day"), "-m", "tent")
     with pytest.raises(UnknownRangeError, match="--range 0 4095"):
         invoke_and_raise(*words)

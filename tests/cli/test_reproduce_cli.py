@@ -46,10 +46,10 @@ def test_all_are_listed() -> None:
 
 def test_a_plan_says_what_and_how_long_and_needs_no_data(tmp_path: Path) -> None:
     text = invoke("reproduce", "updated-parameters", "--dry-run", "--train", "size=32", "--out", str(tmp_path / "out"))
-    assert "not found, taken as described: pacs" in text
+    assert "not found, taken from dataset cards: pacs" in text
     assert re.search(r"12 source models to train, 24 of 24 runs to do: about \d+ \w+", " ".join(text.split()))
     assert not (tmp_path / "out").exists()
-    assert "images are counted" in invoke("reproduce", "vlcs-labels", "--dry-run")
+    assert "this recipe counts images" in invoke("reproduce", "vlcs-labels", "--dry-run")
 
 
 def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def test_dry_run_says_what_each_scenario_does(tmp_path: Path) -> None:
     text = trueup("stress", "--dry-run", cwd=tmp_path).stdout
     for name in SCENARIOS:
         assert any(line.startswith(f"{name} ") and line.split()[-2:] == ["120", "0"] for line in text.splitlines())
-    assert "one image has a pixel that is not a number" in text
+    assert "one image has a NaN pixel" in text
     assert "tsd, safe" in text
     assert "1920 runs: 0 done, 1920 to run; 24 source models to train" in text
     text = trueup("stress", "--quick", "-m", "bn", "-d", "fundus-sim", "--dry-run", cwd=tmp_path).stdout
-    assert "class-sorted is left out on fundus-sim: it goes by classes, and here are masks" in text
+    assert "class-sorted is left out on fundus-sim: it needs classes, and this dataset has masks" in text
     assert "22 runs: 0 done" in text
     assert not list(tmp_path.iterdir())
 

@@ -250,7 +250,7 @@ def test_registering() -> None:
     class Nameless(Method):
         """Says nothing of itself."""
 
-    with pytest.raises(TypeError, match="must say what it is"):
+    with pytest.raises(TypeError, match="must have a description"):
         trueup.register(Nameless)
     assert trueup.list_methods()[:4] == ["source", "bn", "tent", "pl"]
 
@@ -270,5 +270,5 @@ def test_a_method_that_starts_afresh_goes_on_counting(method: str, hyper: dict[s
 
 @pytest.mark.parametrize("method", ["note", "rotta", "cotta", "adacontrast"])
 def test_a_method_of_one_class_refuses_labels(method: str) -> None:
-    with pytest.raises(ValueError, match=f"multilabel=True: {method} tells images apart by their one class; use tsd"):
+    with pytest.raises(ValueError, match=f"multilabel=True: {method} needs one class per image; use tsd"):
         trueup.adapt(convnet(), method, multilabel=True, example=images(4, seed=0)[0])

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from small import SMALL
 from torch import Tensor
 
 import trueup
 from trueup import Guard
-from trueup.atomic import alive
+from trueup.atomic import is_alive
 from trueup.core import files
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -24,18 +25,19 @@ XS = [images(16, seed=i, shift=1.0)[0] for i in range(12)]
 
 
 def every_kind() -> dict[str, trueup.Adapter]:
-    """All methods, as they come and with the safe preset."""
+    """All methods, without and with the safe preset."""
     made = {}
     for method in trueup.list_methods():
         for preset in (None, "safe"):
-            made[f"{method}-{preset}"] = adapter = trueup.adapt(convnet(), method, preset=preset)
+            hyper = SMALL.get((method, "classification"), {})
+            made[f"{method}-{preset}"] = adapter = trueup.adapt(convnet(), method, preset=preset, **hyper)
             if method == "eata":
                 adapter.prepare([images(32, seed=s)[0] for s in (1, 2)])
     return made
 
 
 def at(i: int) -> Tensor:
-    return XS[i % len(XS)]
+    return XS[i % len(XS)][:8]
 
 
 def work(folder: str) -> None:
@@ -57,8 +59,9 @@ def resume(folder: str) -> None:
 
 
 def process(job: str, folder: Path) -> list[str]:
-    code = f"import torch; torch.set_num_threads(1); import test_keeper; test_keeper.{job}({str(folder)!r})"
-    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); {code}"]
+    code = f"import conftest, test_autosave; test_autosave.{job}({str(folder)!r})"
+    here = Path(__file__).parent
+    return [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]; {code}"]
 
 
 @pytest.mark.slow
@@ -283,5 +286,5 @@ def test_every_call_counts_also_where_no_row_could_be_used(tmp_path: Path) -> No
 
 
 def test_a_living_process_is_told_from_a_dead_one() -> None:
-    assert alive(os.getppid())
-    assert not alive(os.getpid())
+    assert is_alive(os.getppid())
+    assert not is_alive(os.getpid())

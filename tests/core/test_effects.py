@@ -85,7 +85,7 @@ LAYERS = [
     pytest.param(
         torchvision.ops.FrozenBatchNorm2d, "it has none of these (2 FrozenBatchNorm2d)", id="FrozenBatchNorm2d"
     ),
-    pytest.param(nn.BatchNorm2d, "those of the batch already (2 BatchNorm2d)", id="untracked"),
+    pytest.param(nn.BatchNorm2d, "the batch's already (2 BatchNorm2d)", id="untracked"),
 ]
 
 

@@ -342,7 +342,7 @@ def test_rotta_hands_over_its_teacher() -> None:
     plain = adapter.unwrap()
     assert not torch.equal(plain.get_parameter("bn0.weight"), adapter.net.model.get_parameter("bn0.weight"))
     x = images(10, seed=5, shift=1.0)[0]
-    assert adapter.state.memory.due(64) >= len(x)  # no update in between
+    assert adapter.state.memory.until_update(64) >= len(x)  # no update in between
     with torch.no_grad():
         assert torch.allclose(plain(x), adapter(x), rtol=1e-5, atol=1e-5)
 

@@ -69,7 +69,7 @@ def test_acdc_gives_two_cases_of_each_patient_and_divides_by_patient(tmp_path: P
         acdc_patient(tmp_path / "training", number, (1, 5 + number))
     acdc_patient(tmp_path / "testing", 101)
     (tmp_path / "training/patient002/._patient002_frame01.nii.gz").write_bytes(b"of a mac")
-    found = cardiac.scan(tmp_path, "acdc")
+    found = cardiac.find_cardiac_cases(tmp_path, "acdc")
     assert sorted(case.name for case in found.cases) == sorted(
         f"patient{n:03d}_frame{frame:02d}" for n in range(1, 11) for frame in (1, 5 + n)
     )
@@ -78,13 +78,13 @@ def test_acdc_gives_two_cases_of_each_patient_and_divides_by_patient(tmp_path: P
     assert (len(found.parts["train"]), len(found.parts["test"])) == (16, 4)
     assert not {c.patient for c in found.parts["train"]} & {c.patient for c in found.parts["test"]}
     assert (found.missing, found.others) == ([], [])
-    again = cardiac.scan(tmp_path / "training", "acdc")  # the folder itself, and the same parts
+    again = cardiac.find_cardiac_cases(tmp_path / "training", "acdc")  # the folder itself, and the same parts
     assert [c.name for c in again.parts["test"]] == [c.name for c in found.parts["test"]]
 
 
 def test_an_acdc_case_by_hand(tmp_path: Path) -> None:
     acdc_patient(tmp_path / "training", 7)
-    case = next(c for c in cardiac.scan(tmp_path, "acdc").cases if c.name == "patient007_frame12")
+    case = next(c for c in cardiac.find_cardiac_cases(tmp_path, "acdc").cases if c.name == "patient007_frame12")
     volume = case.read()
     stored = values(71).transpose(2, 1, 0)
     low, high = np.percentile(stored, [1, 99])
@@ -111,7 +111,7 @@ def test_an_acdc_case_by_hand(tmp_path: Path) -> None:
 def test_ways_to_write_info(tmp_path: Path, info: str) -> None:
     folder = acdc_patient(tmp_path, 3, info=info)
     save(folder / "patient003_frame07.nii.gz", values())  # not one of the two
-    found = cardiac.scan(tmp_path, "acdc")
+    found = cardiac.find_cardiac_cases(tmp_path, "acdc")
     assert [case.name for case in found.cases] == ["patient003_frame01", "patient003_frame12"]
     assert found.others == ["patient003/patient003_frame07.nii.gz"]
 
@@ -119,13 +119,16 @@ def test_ways_to_write_info(tmp_path: Path, info: str) -> None:
 @pytest.mark.parametrize("info", ["", "ED: 1\n", "ED: one\nES: 12\n", "ES: 12\nED:\n"])
 def test_an_info_that_names_no_frames(tmp_path: Path, info: str) -> None:
     acdc_patient(tmp_path, 3, info=info)
-    with pytest.raises(ValueError, match=r"patient003/Info\.cfg does not say which frames .*`ED: 1` and `ES: 12`"):
-        cardiac.scan(tmp_path, "acdc")
+    with pytest.raises(ValueError, match=r"patient003/Info\.cfg does not name the frames .*`ED: 1` and `ES: 12`"):
+        cardiac.find_cardiac_cases(tmp_path, "acdc")
 
 
 def test_without_an_info_all_frames_are_taken(tmp_path: Path) -> None:
     (acdc_patient(tmp_path, 3) / "Info.cfg").unlink()
-    assert [case.name for case in cardiac.scan(tmp_path, "acdc").cases] == ["patient003_frame01", "patient003_frame12"]
+    assert [case.name for case in cardiac.find_cardiac_cases(tmp_path, "acdc").cases] == [
+        "patient003_frame01",
+        "patient003_frame12",
+    ]
 
 
 def test_what_acdc_lacks_is_listed(tmp_path: Path) -> None:
@@ -134,20 +137,20 @@ def test_what_acdc_lacks_is_listed(tmp_path: Path) -> None:
     (two / "patient002_frame01.nii.gz").unlink()
     (three / "patient003_frame12.nii.gz").unlink()
     (three / "patient003_frame12_gt.nii.gz").unlink()
-    found = cardiac.scan(tmp_path, "acdc")
+    found = cardiac.find_cardiac_cases(tmp_path, "acdc")
     assert found.missing == [
         "patient001/patient001_frame12.nii.gz has no mask",
         "patient002/patient002_frame01_gt.nii.gz has no image",
-        "patient003/patient003_frame12.nii.gz is not there",  # Info.cfg names it
+        "patient003/patient003_frame12.nii.gz does not exist",  # Info.cfg names it
     ]
     assert len(found.cases) == 3
 
 
 def test_masks_that_do_not_fit(tmp_path: Path) -> None:
     folder = acdc_patient(tmp_path, 1)
-    cases = {case.name: case for case in cardiac.scan(tmp_path, "acdc").cases}
+    cases = {case.name: case for case in cardiac.find_cardiac_cases(tmp_path, "acdc").cases}
     save(folder / "patient001_frame01_gt.nii.gz", np.where(values() > 450, 7, 9).astype(np.uint8))
-    with pytest.raises(BrokenImageError, match=r"patient001_frame01_gt\.nii\.gz: values 7, 9 are no labels of ACDC"):
+    with pytest.raises(BrokenImageError, match=r"patient001_frame01_gt\.nii\.gz: values 7, 9 are not labels of ACDC"):
         cases["patient001_frame01"].read()
     save(folder / "patient001_frame12_gt.nii.gz", np.zeros((24, 20, 4), dtype=np.uint8))
     with pytest.raises(BrokenImageError, match=r"frame12_gt\.nii\.gz has 24×20×4 voxels, its image 24×20×5"):
@@ -158,12 +161,12 @@ def test_scanning_reads_headers_alone_and_reading_finds_the_damage(tmp_path: Pat
     folder = acdc_patient(tmp_path, 1)
     path = folder / "patient001_frame01.nii.gz"
     path.write_bytes(path.read_bytes()[:-200])
-    case = cardiac.scan(tmp_path, "acdc").cases[0]
+    case = cardiac.find_cardiac_cases(tmp_path, "acdc").cases[0]
     assert (case.name, case.slices) == ("patient001_frame01", 5)
     with pytest.raises(BrokenImageError, match=r"patient001_frame01\.nii\.gz: \S"):
         case.read()
     path.write_bytes(b"")
-    found = cardiac.scan(tmp_path, "acdc")
+    found = cardiac.find_cardiac_cases(tmp_path, "acdc")
     assert [case.name for case in found.cases] == ["patient001_frame01", "patient001_frame12"]
     (line,) = found.broken
     assert line.startswith("patient001_frame01.nii.gz: ")
@@ -177,12 +180,12 @@ def test_scanning_reads_headers_alone_and_reading_finds_the_damage(tmp_path: Pat
 def test_results_that_lie_below_the_same_folder_are_no_images(tmp_path: Path) -> None:
     acdc_patient(tmp_path / "training", 1)
     save(tmp_path / "results/patient001_frame01.nii.gz", np.zeros(SHAPE, dtype=np.uint8))
-    found = cardiac.scan(tmp_path, "acdc")
+    found = cardiac.find_cardiac_cases(tmp_path, "acdc")
     assert found.others == ["results/patient001_frame01.nii.gz"]
     assert found.cases[0].read().image.max() == 255
     acdc_patient(tmp_path / "copy", 1)
-    with pytest.raises(ValueError, match=r"the image of patient001_frame01 is there twice: .* leave one of them"):
-        cardiac.scan(tmp_path, "acdc")
+    with pytest.raises(ValueError, match=r"the image of patient001_frame01 exists twice: .* keep one of them"):
+        cardiac.find_cardiac_cases(tmp_path, "acdc")
 
 
 # MS-CMRSeg
@@ -199,7 +202,7 @@ def test_lge_finds_masks_in_both_places(tmp_path: Path, later: str) -> None:
     for other in ("c0t2lge/patient1_C0", "c0t2lge/patient1_T2", "c0gt/patient1_C0_manual"):
         save(tmp_path / "C0LET2_nii45_for_challenge19" / f"{other}.nii.gz", values())
     (tmp_path / "readme.txt").write_text("read me")
-    found = cardiac.scan(tmp_path, "lge")
+    found = cardiac.find_cardiac_cases(tmp_path, "lge")
     names = [case.name for case in found.cases]
     assert sorted(names, key=lambda n: int(n[7:-4])) == [f"patient{n}_LGE" for n in range(1, 11)]
     assert (len(found.parts["train"]), len(found.parts["test"])) == (8, 2)
@@ -216,7 +219,7 @@ def test_lge_is_coded_as_acdc_by_hand(tmp_path: Path) -> None:
     codes = np.zeros(SHAPE, dtype=np.int16)
     codes[0, 0, 0], codes[1, 0, 0], codes[2, 0, 0] = 600, 200, 500
     save(tmp_path / "lgegt/patient4_LGE_manual.nii.gz", codes)
-    mask = cardiac.scan(tmp_path, "lge").cases[0].read().mask
+    mask = cardiac.find_cardiac_cases(tmp_path, "lge").cases[0].read().mask
     assert mask is not None
     assert mask[0, 0, :4].tolist() == [1, 2, 3, 0]  # right ventricle, myocardium, left ventricle
     assert np.count_nonzero(mask) == 3
@@ -225,28 +228,28 @@ def test_lge_is_coded_as_acdc_by_hand(tmp_path: Path) -> None:
 def test_a_mask_in_the_coding_of_acdc_is_none_of_lge(tmp_path: Path) -> None:
     lge_image(tmp_path, 4)
     save(tmp_path / "lgegt/patient4_LGE_manual.nii.gz", (values() % 4).astype(np.uint8))
-    with pytest.raises(BrokenImageError, match=r"values 1, 2, 3 are no labels of MS-CMRSeg; those are 0, 600, 200"):
-        cardiac.scan(tmp_path, "lge").cases[0].read()
+    with pytest.raises(BrokenImageError, match=r"values 1, 2, 3 are not labels of MS-CMRSeg; expected 0, 600, 200"):
+        cardiac.find_cardiac_cases(tmp_path, "lge").cases[0].read()
 
 
 def test_a_second_mask_of_the_same_heart_is_not_chosen_by_chance(tmp_path: Path) -> None:
     lge_image(tmp_path, 4)
     lge_mask(tmp_path, 4, "lgegt")
     lge_mask(tmp_path, 4, "other")
-    with pytest.raises(ValueError, match="the label of patient4_LGE is there twice"):
-        cardiac.scan(tmp_path, "lge")
+    with pytest.raises(ValueError, match="the label of patient4_LGE exists twice"):
+        cardiac.find_cardiac_cases(tmp_path, "lge")
 
 
 @pytest.mark.parametrize(
     ("domain", "layout"), [("acdc", "patient001_frame01_gt.nii.gz"), ("lge", "patient1_LGE_manual.nii.gz")]
 )
 def test_nothing_there(tmp_path: Path, domain: str, layout: str) -> None:
-    with pytest.raises(ValueError, match=rf"holds no image of '{domain}' with a mask; looked for .*{layout}"):
-        cardiac.scan(tmp_path, domain)
+    with pytest.raises(ValueError, match=rf"holds no image with a mask of '{domain}'; looked for .*{layout}"):
+        cardiac.find_cardiac_cases(tmp_path, domain)
     lge_image(tmp_path, 4)  # an image alone is nothing either
     acdc_patient(tmp_path / "testing", 101)
     with pytest.raises(ValueError, match="looked for"):
-        cardiac.scan(tmp_path, domain)
+        cardiac.find_cardiac_cases(tmp_path, domain)
 
 
 def test_both_below_one_folder(tmp_path: Path) -> None:
@@ -256,11 +259,11 @@ def test_both_below_one_folder(tmp_path: Path) -> None:
     lge_mask(tmp_path, 4, "lgegt")
     (tmp_path / "readme.txt").write_text("read me")
     for domain, cases in (("acdc", 2), ("lge", 1)):
-        found = cardiac.scan(tmp_path, domain)
+        found = cardiac.find_cardiac_cases(tmp_path, domain)
         assert (len(found.cases), found.missing, found.others) == (cases, [], ["readme.txt"])
         assert [*found.parts] == ["train"]  # of one patient nothing is left to test with
 
 
 def test_another_domain(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no domain 'mnms' of the heart; there are: acdc, lge"):
-        cardiac.scan(tmp_path, "mnms")
+    with pytest.raises(ValueError, match="cardiac has no domain 'mnms'; there are: acdc, lge"):
+        cardiac.find_cardiac_cases(tmp_path, "mnms")

@@ -7,7 +7,8 @@ import pytest
 
 from trueup.data.cards import CARDS, get_card
 from trueup.data.corruptions import CORRUPTIONS
-from trueup.data.datasets import masked, open_dataset
+from trueup.data.datasets import mask_datasets as masked
+from trueup.data.datasets import open_dataset
 from trueup.data.slices import SliceDomain
 
 
@@ -130,5 +131,5 @@ def test_a_name_as_the_papers_spell_it_gets_its_hint(published: str, right: str)
     ("name", "layout"), [("folder", "ROOT/domain/class/image"), ("masks", "ROOT/domain/masks/NAME")]
 )
 def test_one_s_own_data_has_no_card_and_is_no_wrong_name(name: str, layout: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} has no card: it is your own, laid out as .*{layout}"):
+    with pytest.raises(ValueError, match=f"{name} has no card: it is your own data, laid out as .*{layout}"):
         get_card(name)

@@ -87,5 +87,5 @@ def test_what_means_nothing_is_refused(value: Any, says: str) -> None:
 
 
 def test_a_grey_network_has_one_mean() -> None:
-    with pytest.raises(ValueError, match="are of 3 channels, and a grey network has one"):
+    with pytest.raises(ValueError, match="have 3 channels, but a grey network has one"):
         make_channels(((0.1, 0.2, 0.3), (1.0, 1.0, 1.0)), grey=True)

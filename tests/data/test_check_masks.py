@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trueup.data.cards import CARDS
-from trueup.data.check import Report, check
+from trueup.data.check import ImageReport, check_dataset
 from trueup.data.check_masks import MaskReport
 from trueup.data.datasets import phantoms
 
@@ -20,7 +20,7 @@ Pixels = NDArray[np.uint8]
 
 
 def see(name: str, root: Path | None = None, **settings: bool) -> MaskReport:
-    report = check(name, root, decode_all=not settings.get("fast"))
+    report = check_dataset(name, root, decode_all=not settings.get("fast"))
     assert isinstance(report, MaskReport)
     return report
 
@@ -85,7 +85,7 @@ def test_a_true_copy_is_well_and_its_masks_are_counted(eyes: Path) -> None:
 
 def test_progress_counts_cases(eyes: Path) -> None:
     told: list[tuple[int, int]] = []
-    check("fundus", str(eyes), progress=lambda done, of: told.append((done, of)))
+    check_dataset("fundus", str(eyes), progress=lambda done, of: told.append((done, of)))
     assert told == [(n, 5) for n in range(1, 6)]
 
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_named_with_the_reason_and_the_rest_is_counted(ey
     file.write_bytes(file.read_bytes()[:40])
     report = see("fundus", eyes)
     coded, cut, size = report.broken
-    assert coded.startswith("refuge:train: d.png: cup in all four corners; 255 is background")
+    assert coded.startswith("refuge:train: d.png: cup in all four corners; expected 255 background")
     assert cut.startswith("refuge:test: e.png: ")
     assert size == "drishti-gs:train: a.png: the mask is 10×20 pixels, its image 10×21"
     assert report.problems == [f"3 of 5 cases cannot be read; the first: {coded}"]
@@ -125,7 +125,7 @@ def test_partners_that_are_missing_and_other_files(eyes: Path) -> None:
     assert report.others == [f"{folder}/image/list.csv"]
     assert report.problems == [
         "drishti-gs has 2 cases; the card says 3",
-        f"images and masks do not pair up, 2 times: {report.missing[0]}, {report.missing[1]}",
+        f"images and masks do not match, 2 times: {report.missing[0]}, {report.missing[1]}",
     ]
 
 
@@ -135,7 +135,7 @@ def test_rim_and_cup_that_were_mistaken_for_one_another(eyes: Path) -> None:
     crop(eyes, 3, "train", "d", eye(disc=4, cup=4))  # nothing but cup
     assert see("fundus", eyes).problems == [
         "refuge: cup is not within disc in 1 of 2 cases: d",
-        "drishti-gs: cup is not within disc in 3 of 3 cases; the coding may be another: a, b, c",
+        "drishti-gs: cup is not within disc in 3 of 3 cases; the label coding may differ: a, b, c",
     ]
 
 
@@ -150,7 +150,7 @@ def test_masks_that_are_empty_and_structures_that_are_nowhere(eyes: Path) -> Non
     crop(eyes, 1, "test", "c", np.full((9, 9), 255, dtype=np.uint8))
     crop(eyes, 3, "train", "d", eye(cup=0))
     assert see("fundus", eyes).problems == [
-        "refuge: cup is in none of the cases; the coding may be another",
+        "refuge: cup is in none of the cases; the label coding may differ",
         "drishti-gs: 1 of 3 masks are empty: c",
     ]
 
@@ -172,7 +172,7 @@ def test_a_part_of_its_own_does_not_count_for_the_card(tmp_path: Path, monkeypat
 def test_files_are_not_read_if_not_asked_for(eyes: Path) -> None:
     (eyes / "Domain1/train/ROIs/mask/b.png").write_bytes(b"")
     told: list[int] = []
-    report = check("fundus", eyes, decode_all=False, progress=lambda done, of: told.append(done))
+    report = check_dataset("fundus", eyes, decode_all=False, progress=lambda done, of: told.append(done))
     assert isinstance(report, MaskReport)
     assert (report.problems, report.cases, told) == ([], 5, [])
     assert {part.read for part in report.parts.values()} == {0}
@@ -226,7 +226,7 @@ def test_ventricles_that_were_mistaken_for_one_another(hearts: Path) -> None:
     for number in range(1, 6):
         beat(hearts, number, heart(left=1, right=3), (1.5, 1.5, 5.0))
     (problem,) = see("cardiac", hearts).problems
-    assert problem.startswith("acdc: LV is not within MYO in 5 of 5 cases; the coding may be another: patient")
+    assert problem.startswith("acdc: LV is not within MYO in 5 of 5 cases; the label coding may differ: patient")
 
 
 def test_labels_of_another_coding_and_a_ventricle_that_is_nowhere(hearts: Path) -> None:
@@ -235,8 +235,8 @@ def test_labels_of_another_coding_and_a_ventricle_that_is_nowhere(hearts: Path) 
     beat(hearts, 2, heart(200, 500, 600), (1.5, 1.5, 5.0))
     report = see("cardiac", hearts)
     (line,) = report.broken
-    assert "patient002_frame01_gt.nii.gz: values 200, 500, 600 are no labels of ACDC" in line
-    assert report.problems[0] == "acdc: RV is in none of the cases; the coding may be another"
+    assert "patient002_frame01_gt.nii.gz: values 200, 500, 600 are not labels of ACDC" in line
+    assert report.problems[0] == "acdc: RV is in none of the cases; the label coding may differ"
     assert len(report.problems) == 2
 
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_looked_for_is_a_problem_of_its_domain(hearts: Path) -> N
     report = see("cardiac", hearts)
     (problem,) = report.problems
     assert problem.startswith("acdc: ")
-    assert "does not say which frames to take" in problem
+    assert "does not name the frames to use" in problem
     assert report.parts == {}
 
 
@@ -279,7 +279,7 @@ def test_prostates_beyond_what_networks_see(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "notes.txt").touch()
     report = see("prostate", tmp_path)
     assert report.problems == [p for p in report.problems if p.startswith("not found: ") and "'msd05'" in p]
-    assert report.notes == ["promise12: in 1 of 2 cases something lies beyond what networks see: Case01"]
+    assert report.notes == ["promise12: structures extend beyond the view of networks in 1 of 2 cases: Case01"]
     assert report.others == ["notes.txt"]
 
 
@@ -300,7 +300,7 @@ def test_a_folder_of_one_s_own_has_no_card_and_may_show_nothing(tmp_path: Path) 
     assert [*report.parts] == ["day:train", "night:train"]
     assert [*report.structures] == ["class 1", "class 2"]
     assert report.parts["day:train"].share("class 2") == 2 / 8
-    assert report.problems == ["night: class 2 is in none of the cases; the coding may be another"]
+    assert report.problems == ["night: class 2 is in none of the cases; the label coding may differ"]
     assert report.notes == ["day: 1 of 2 masks are empty: b"]
 
 
@@ -330,7 +330,7 @@ def test_embedded_datasets_are_well_and_need_no_folder(name: str, monkeypatch: p
     report = see(name)
     assert (report.problems, report.notes) == ([], [])
     for domain, part in report.parts.items():
-        masks = [case.read().mask for case in phantoms.cases(name, domain)]
+        masks = [case.read().mask for case in phantoms.phantom_cases(name, domain)]
         drawn = np.stack([mask for mask in masks if mask is not None])
         assert part.slices == drawn.shape[0] * drawn.shape[1]
         for structure, classes in report.structures.items():
@@ -346,7 +346,7 @@ def test_fewer_embedded_cases_than_the_card_says(monkeypatch: pytest.MonkeyPatch
 def test_no_folder_is_refused_and_images_without_masks_have_the_other_report(tmp_path: Path) -> None:
     for name in ("fundus", "masks"):
         for where in (None, tmp_path / "nowhere"):
-            with pytest.raises(ValueError, match=f"is not a folder: say where {name} is with --root"):
-                check(name, where)
+            with pytest.raises(ValueError, match=f"is not a folder: give the folder of {name} with --root"):
+                check_dataset(name, where)
     save(tmp_path / "day/cat/1.png", eye())
-    assert isinstance(check("folder", tmp_path), Report)
+    assert isinstance(check_dataset("folder", tmp_path), ImageReport)

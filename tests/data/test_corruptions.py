@@ -99,7 +99,7 @@ def test_order_of_calls_does_not_matter() -> None:
         assert np.array_equal(corrupt(image, *call), first[call]), call
 
 
-@pytest.mark.parametrize(("side", "count"), [(32, 24), (64, 12), (224, 3)])
+@pytest.mark.parametrize(("side", "count"), [(32, 12), (64, 6), (224, 1)])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_the_effect_grows_with_severity(name: str, side: int, count: int) -> None:
     images = [scene(side, side, seed) for seed in range(count)]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from trueup.data import loading
 from trueup.data.domains import ArrayDomain, BrokenImageError, FileDomain, decode
-from trueup.data.loading import ConcatDomains, Loader, ahead
+from trueup.data.loading import ConcatDomains, Loader, prefetch
 
 BILINEAR = Image.Resampling.BILINEAR
 
@@ -167,7 +167,7 @@ def test_a_domain_of_files_reads_below_its_root(tmp_path: Path) -> None:
     domain = FileDomain("day", tmp_path, ["day/cat/0.png", "day/cat/1.png"], np.array([0, 0]))
     assert np.array_equal(domain.image(1), pixels)
     assert domain.image(1, 3).shape == (3, 3, 3)
-    assert domain.label_of(0) == "day/cat/0.png"
+    assert domain.image_name(0) == "day/cat/0.png"
 
 
 # Places
@@ -188,7 +188,7 @@ class Plain:
             raise BrokenImageError(f"{i} is broken")
         return np.full((size or 4, size or 4, 3), self.first + i, dtype=np.uint8)
 
-    def label_of(self, i: int) -> str:
+    def image_name(self, i: int) -> str:
         return f"{self.name}/{i}"
 
 
@@ -335,7 +335,7 @@ def test_a_long_stream_is_read_four_batches_ahead_and_no_more() -> None:
 @pytest.mark.parametrize(("n", "depth"), [(7, 3), (3, 3), (2, 5), (4, 0), (0, 2)])
 def test_work_is_started_depth_items_ahead(n: int, depth: int) -> None:
     started: list[int] = []
-    for i, (item, work) in enumerate(ahead(range(n), lambda item: (started.append(item), 10 * item)[1], depth)):
+    for i, (item, work) in enumerate(prefetch(range(n), lambda item: (started.append(item), 10 * item)[1], depth)):
         assert (item, work) == (i, 10 * i)
         assert started == list(range(min(n, i + depth + 1)))
     assert started == list(range(n))

@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trueup.data.check import check
+from trueup.data.check import check_dataset
 from trueup.data.datasets import open_dataset
-from trueup.data.datasets.folders import scan
-from trueup.data.datasets.masks import read_image
-from trueup.data.datasets.masks import scan as scan_masks
+from trueup.data.datasets.folders import scan_image_folder
+from trueup.data.datasets.mask_folders import read_image
+from trueup.data.datasets.mask_folders import scan_mask_folder as scan_masks
 from trueup.data.domains import FileDomain
 from trueup.data.pictures import BrokenImageError, Reading, UnknownRangeError, decode, read_picture
-from trueup.data.slices import seen_box
-from trueup.data.survey import survey_domains
+from trueup.data.preflight import preflight_domains
+from trueup.data.slices import network_box
 
 Array = NDArray[Any]
 TWELVE = Reading(range=(0, 4095))
@@ -267,10 +267,10 @@ def test_a_picture_becomes_square_in_three_ways(tmp_path: Path, height: int, wid
 
 def test_boxes_of_masks_are_cut_in_the_same_three_ways() -> None:
     ones = (1.0, 1.0, 1.0)
-    assert seen_box(40, 60, ones, None) == seen_box(40, 60, ones, "pad") == (-10, 0, 60, 60)
-    assert seen_box(40, 60, ones, "crop") == (0, 10, 40, 40)
-    assert seen_box(40, 60, ones, "squash") == (0, 0, 40, 60)
-    assert seen_box(40, 60, (1.0, 2.0, 1.0), "crop") == (5, 0, 30, 60)  # 60 mm each way
+    assert network_box(40, 60, ones, None) == network_box(40, 60, ones, "pad") == (-10, 0, 60, 60)
+    assert network_box(40, 60, ones, "crop") == (0, 10, 40, 40)
+    assert network_box(40, 60, ones, "squash") == (0, 0, 40, 60)
+    assert network_box(40, 60, (1.0, 2.0, 1.0), "crop") == (5, 0, 30, 60)  # 60 mm each way
 
 
 def test_what_means_nothing_is_refused() -> None:
@@ -280,7 +280,7 @@ def test_what_means_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="resize='stretch' is not known"):
         Reading(resize="stretch")  # type: ignore[arg-type]
     for name in ("digits", "cifar10-c", "fundus", "cardiac-sim"):
-        with pytest.raises(ValueError, match=rf"resize=crop has no meaning for {name}"):
+        with pytest.raises(ValueError, match=rf"resize=crop has no effect on {name}"):
             open_dataset(name, None, Reading(resize="crop"))
 
 
@@ -329,32 +329,32 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_check_names_unknown_depths_and_squashed_pictures(root: Path) -> None:
-    report = check("folder", root)
+    report = check_dataset("folder", root)
     (problem,) = report.problems
-    assert "1 images have more than 8 bits and do not say which values are black and white" in problem
+    assert "1 images have more than 8 bits and do not declare the values of black and white" in problem
     assert "--range LOW HIGH: day/cat/deep.png (its largest value is 4095 of 65535" in problem
     (note,) = report.notes
     assert "4 of 5 images are not square" in note
     assert "day/cat/0.png (12×8)" in note
-    report = check("folder", root, reading=TWELVE)
+    report = check_dataset("folder", root, reading=TWELVE)
     assert report.problems == []
-    assert "clipped" in check("folder", root, reading=Reading(range=(0, 1000))).notes[1]
+    assert "clipped" in check_dataset("folder", root, reading=Reading(range=(0, 1000))).notes[1]
 
 
 def test_a_first_look_refuses_and_says_what_changes_pictures(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     def look(name: str, reading: Reading) -> str:
         caplog.clear()
-        domain = scan(root, None, reading).domain(name)
+        domain = scan_image_folder(root, None, reading).domain(name)
         assert isinstance(domain, FileDomain)
-        survey_domains(f"{root.name}-{reading}", [domain])
+        preflight_domains(f"{root.name}-{reading}", [domain])
         return caplog.text
 
     with pytest.raises(UnknownRangeError, match=r"^day/cat/deep\.png: its largest.*--range 0 4095 or"):
         look("day", Reading())
     with pytest.raises(UnknownRangeError, match=r"^day/cat/deep\.png: its largest.*--range 0 4095 or"):
-        scan(root, None, Reading()).domain("day").image(1)
+        scan_image_folder(root, None, Reading()).domain("day").image(1)
     said = look("day", TWELVE)
-    assert "2 of 3 pictures" in said
+    assert "2 of 3 inspected pictures" in said
     assert "such as day/cat/0.png (12×8), and networks see them squashed: --resize crop or pad" in said
     assert look("day", TWELVE) == ""  # once
     assert "clipped" in look("day", Reading(range=(0, 1000), resize="crop"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from clinic import TSD, clinic, learner, written
 
-from trueup.deploy import segment
+from trueup.deploy import segment_folder
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path,
     def masks(method: str) -> tuple[Path, dict[str, bytes]]:
         if method not in known:
             out = tmp_path_factory.mktemp(method) / "out"
-            segment(learner(method=method, hyper=TSD if method == "tsd" else {}), folder, out)
+            segment_folder(learner(method=method, hyper=TSD if method == "tsd" else {}), folder, out)
             known[method] = written(out)
         return folder, known[method]
 

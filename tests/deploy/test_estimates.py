@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trueup.core.registry import make_method
 from trueup.deploy import estimates
-from trueup.deploy.compare import Trial, compare_methods
+from trueup.deploy.compare_methods import Trial, compare_methods
 from trueup.deploy.estimates import MethodReport, Score, advise, calibrate, estimate, lead, standard_error
 from trueup.testing import convnet, images
 
@@ -103,9 +103,9 @@ def test_one_estimate_is_none_unless_it_is_calibrated() -> None:
     lame = made("lame", aetta=None, gde=0.9, confidence=0.3)
     found = estimate([SOURCE, lame])
     assert found[0].range is not None
-    assert found[1].why == "GDE alone is no estimate"  # its confidence is not a head's
+    assert found[1].why == "GDE alone is not enough"  # its confidence is not a head's
     said = advise([SOURCE, lame]).reasons
-    assert "the accuracy of lame cannot be estimated on this data: GDE alone is no estimate" in said
+    assert "the accuracy of lame cannot be estimated on this data: GDE alone is not enough" in said
     scene = [replace(f, accuracy=f.gde) for f in (SOURCE, lame)]
     low, high = estimate([SOURCE, lame], [scene])[1].range or (0, 0)
     assert low < 0.9 - 2 * se(0.9) < 0.9 + 2 * se(0.9) < high
@@ -130,7 +130,7 @@ def test_an_estimate_below_that_of_every_scene_is_not_calibrated() -> None:
     assert estimate([made("source", gde=0.85, agreement=1.0)], scenes)[0].range is not None  # by chance
     (found,) = estimate([made("source", gde=0.8, agreement=1.0)], scenes)
     assert found.range is None
-    assert "GDE 80% is less than on any source images (88% and more)" in found.why
+    assert "GDE 80% is lower than on any source images (88% or more)" in found.why
 
 
 def test_calibration_brings_estimates_together_that_disagree() -> None:
@@ -153,7 +153,7 @@ def test_too_wide_a_range_is_none_and_says_why() -> None:
     few = made("source", aetta=0.5, gde=0.5, confidence=0.5, agreement=1.0, n=12)
     assert "too few images" in estimate([few])[0].why
     scenes = [[made("source", accuracy=truth, agreement=1.0)] for truth in (0.9, 0.3)]
-    assert "on source images the estimates were off by as much" in estimate([SOURCE], scenes)[0].why
+    assert "the estimates had such errors on source images" in estimate([SOURCE], scenes)[0].why
 
 
 def test_the_best_estimate_is_recommended_with_those_that_cannot_be_told_from_it() -> None:
@@ -163,7 +163,7 @@ def test_the_best_estimate_is_recommended_with_those_that_cannot_be_told_from_it
     # Ten of a hundred differ; the doubt is two standard errors.
     assert f"10.0 ± {200 * se(0.1):.1f} points by AETTA" in advice.reasons[0]
     assert advise([SOURCE, made("bn", aetta=0.897), tsd]).take == ("tsd", "bn")
-    assert f"{N} images cannot tell it from bn" in advise([SOURCE, made("bn", aetta=0.897), tsd]).reasons
+    assert f"{N} images do not separate it from bn" in advise([SOURCE, made("bn", aetta=0.897), tsd]).reasons
 
 
 def test_a_lead_of_less_than_two_standard_errors_is_too_few_images() -> None:
@@ -171,7 +171,7 @@ def test_a_lead_of_less_than_two_standard_errors_is_too_few_images() -> None:
     advice = advise(methods)
     assert advice.take == ("source",)
     doubt, needed = 2 * se(0.06, 50), math.ceil(50 * (2 * se(0.06, 50) / 0.06) ** 2)
-    told = f"too few images: tent is ahead of it by 6.0 ± {100 * doubt:.1f} points by AETTA; some {needed} images"
+    told = f"too few images: tent is ahead of it by 6.0 ± {100 * doubt:.1f} points by AETTA; about {needed} images"
     assert advice.reasons[0].startswith(told)
     assert advise([SOURCE, made("tent", aetta=0.86)]).take == ("tent",)
 
@@ -186,7 +186,7 @@ def test_a_lead_near_0_with_a_huge_error_is_too_few_images() -> None:
         assert not advice.certain
         doubt = 2 * math.sqrt(float((other - right).double().var()) / 8 + 1 / 64)
         needed = math.ceil(8 * (doubt / (0.05 - value)) ** 2)
-        told = f"by {100 * value:.1f} ± {100 * doubt:.1f} points by accuracy; some {needed} images would tell"
+        told = f"by {100 * value:.1f} ± {100 * doubt:.1f} points by accuracy; about {needed} images would show it"
         assert advice.reasons[0] == f"too few images: bn may be ahead of it, {told}"
 
 
@@ -205,7 +205,7 @@ def test_where_nothing_can_be_told_the_advice_is_none() -> None:
     scenes = [[replace(source, accuracy=source.aetta), made("tent", aetta=0.95, accuracy=x)] for x in (0.95, 0.8)]
     advice = advise([source, sure], scenes)
     assert not advice.certain
-    assert "on source images such a lead was off by as much" in advice.reasons[0]
+    assert "such a lead was wrong on source images" in advice.reasons[0]
     assert advise([source, tent]).certain
     lame = made("lame", aetta=None, gde=0.9, confidence=0.3)
     assert not advise([source, lame]).certain  # nobody knows how good it is

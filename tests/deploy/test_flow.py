@@ -30,14 +30,13 @@ from torch import Tensor
 import trueup
 from trueup.core import files
 from trueup.data.volumes import read_volume
-from trueup.deploy import Setup, segment
-from trueup.deploy import folder_images as images
+from trueup.deploy import SegmentConfig, folder_images, segment_folder
 
 Slice = tuple[str, Array, tuple[float, ...], float | None]
 """The name of its image, its pixels, millimetres between rows and columns, millimetres that are seen."""
 
 
-def plain_loop(folder: Path, groups: list[list[str]], setup: Setup) -> dict[str, Array]:
+def plain_loop(folder: Path, groups: list[list[str]], setup: SegmentConfig) -> dict[str, Array]:
     """The masks (Z, H, W) of images that are shown group by group, worked out with Pillow and numpy."""
     adapter = trueup.adapt(unet(), setup.method, seed=setup.seed, **setup.hyper)
     masks: dict[str, list[Array]] = {}
@@ -87,7 +86,7 @@ def put_back(answer: Tensor, pixels: Array, spacing: tuple[float, ...], field: f
 def test_masks_are_those_of_a_plain_loop(method: str, hyper: Any, field: float | None, tmp_path: Path) -> None:
     folder, out = clinic(tmp_path / "in"), tmp_path / "out"
     setup = learner(method=method, hyper=hyper, field=field, seed=3)
-    summary = segment(setup, folder, out)
+    summary = segment_folder(setup, folder, out)
     assert summary.done == tuple(name for group in GROUPS for name in group)
     assert set(written(out)) == {name.replace(".mhd", ".mha") for name in summary.done}
     assert list(summary.broken) == ["b/cut.nii.gz", "eyes/1.png"]
@@ -102,8 +101,8 @@ def test_masks_are_those_of_a_plain_loop(method: str, hyper: Any, field: float |
 
 def test_adaptation_is_no_decoration(tmp_path: Path) -> None:
     folder = clinic(tmp_path / "in")
-    segment(learner(), folder, tmp_path / "tsd")
-    segment(learner(method="bn", hyper={}), folder, tmp_path / "bn")
+    segment_folder(learner(), folder, tmp_path / "tsd")
+    segment_folder(learner(method="bn", hyper={}), folder, tmp_path / "bn")
     tsd, bn = written(tmp_path / "tsd"), written(tmp_path / "bn")
     assert tsd["eyes/4.png"] != bn["eyes/4.png"]
     assert tsd["b/heart.nii.gz"] != bn["b/heart.nii.gz"]
@@ -113,7 +112,7 @@ def test_one_volume_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.M
     for n in range(4):
         save_nifti(tmp_path / "in" / f"{n}.nii", noise(20, 20, 3, seed=n))
     alive: list[weakref.ref[Any]] = []
-    read = images.read_image
+    read = folder_images.read_image
 
     def watched(path: Path, *how: Any) -> Any:
         assert [ref() for ref in alive if ref() is not None] == []
@@ -121,13 +120,13 @@ def test_one_volume_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.M
         alive.append(weakref.ref(result[0]))
         return result
 
-    monkeypatch.setattr(images, "read_image", watched)
-    assert len(segment(watcher(), tmp_path / "in", tmp_path / "out").done) == 4
+    monkeypatch.setattr(folder_images, "read_image", watched)
+    assert len(segment_folder(watcher(), tmp_path / "in", tmp_path / "out").done) == 4
 
 
 def test_the_model_stays_as_it_is(tmp_path: Path) -> None:
     save_picture(tmp_path / "in" / "a.png", noise(32, 32) // 5)
     setup = learner()
     before = files.digest(setup.model.state_dict())
-    segment(setup, tmp_path / "in", tmp_path / "out")
+    segment_folder(setup, tmp_path / "in", tmp_path / "out")
     assert files.digest(setup.model.state_dict()) == before

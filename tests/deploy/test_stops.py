@@ -13,12 +13,10 @@ import pytest
 from clinic import TSD, UPDATES, StopError, learner, noise, save_picture, stop_after, watcher, written
 
 from trueup.core import files
-from trueup.deploy import folder_images as images
-from trueup.deploy import run_log as journal
-from trueup.deploy import segment
+from trueup.deploy import folder_images, run_log, segment_folder
 
 
-@pytest.mark.parametrize(("method", "keep"), [("tsd", 0.0), ("tsd", 1e9), ("bn", 0.0), ("source", 0.0)])
+@pytest.mark.parametrize(("method", "keep"), [("tsd", 0.0), ("tsd", 1e9), ("bn", 0.0)])
 def test_stops_leave_no_trace(method: str, keep: float, whole: Any, tmp_path: Path) -> None:
     folder, expected = whole(method)
     setup = learner(method=method, hyper=TSD if method == "tsd" else {})
@@ -27,7 +25,7 @@ def test_stops_leave_no_trace(method: str, keep: float, whole: Any, tmp_path: Pa
         try:
             # What stops after few calls gets nowhere if it keeps nothing; so the patience grows.
             wait = 3 * calls if keep else int(random.integers(0, 8))
-            summary = segment(setup, folder, tmp_path, keep_every=keep, progress=stop_after(wait))
+            summary = segment_folder(setup, folder, tmp_path, keep_every=keep, progress=stop_after(wait))
         except StopError:
             stops += 1
             assert {name: blob for name, blob in written(tmp_path).items() if expected[name] != blob} == {}
@@ -39,8 +37,8 @@ def test_stops_leave_no_trace(method: str, keep: float, whole: Any, tmp_path: Pa
     assert done == sorted(done)
     assert len(set(done)) > 2 if keep == 0 else set(done) == {0}
     assert summary.updates == (UPDATES if method == "tsd" else 0)
-    assert sorted(path.name for path in (tmp_path / ".trueup").iterdir())[0] == "journal.json"
-    assert len(list((tmp_path / ".trueup").iterdir())) == 2, "old states are gone"
+    lock, kept, *states = sorted(path.name for path in (tmp_path / ".trueup").iterdir())
+    assert (lock, kept, len(states)) == (".lock", "journal.json", 1), "old states are gone"
 
 
 @pytest.mark.parametrize("when", ["state", "journal", "mask"])
@@ -64,13 +62,13 @@ def test_a_failure_of_any_write_leaves_no_trace(
         if when == "state":
             patch.setattr(files, "write", fail_at(3, files.write))
         elif when == "journal":
-            patch.setattr(journal, "put", fail_at(3, journal.put))
+            patch.setattr(run_log, "write_atomic", fail_at(3, run_log.write_atomic))
         else:
-            patch.setattr(images, "put", fail_at(3, images.put))
+            patch.setattr(folder_images, "write_atomic", fail_at(3, folder_images.write_atomic))
         with pytest.raises(OSError, match="full"):
-            segment(learner(), folder, tmp_path, keep_every=0)
+            segment_folder(learner(), folder, tmp_path, keep_every=0)
     assert 0 < len(written(tmp_path)) < len(expected)
-    segment(learner(), folder, tmp_path)
+    segment_folder(learner(), folder, tmp_path)
     assert written(tmp_path) == expected
 
 
@@ -86,7 +84,7 @@ def test_a_write_that_fails_leaves_no_half_file(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="full"):
-        segment(watcher(), tmp_path / "in", tmp_path / "out")
+        segment_folder(watcher(), tmp_path / "in", tmp_path / "out")
     assert written(tmp_path / "out") == {}
 
 
@@ -96,8 +94,8 @@ sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
 import clinic
-from trueup.deploy import segment
-segment(clinic.learner(), sys.argv[1], sys.argv[2], keep_every=0.1, progress=lambda done, of: time.sleep(0.05))
+from trueup.deploy import segment_folder
+segment_folder(clinic.learner(), sys.argv[1], sys.argv[2], keep_every=0.1, progress=lambda done, of: time.sleep(0.05))
 """
 
 
@@ -113,7 +111,7 @@ def test_a_kill_leaves_no_trace(whole: Any, tmp_path: Path) -> None:
     assert process.wait() == -9, "it was too fast to be killed"
     (tmp_path / "eyes").mkdir(exist_ok=True)
     (tmp_path / "eyes" / ".0.png.123.partial").write_bytes(b"half a mask")
-    summary = segment(learner(), folder, tmp_path)
+    summary = segment_folder(learner(), folder, tmp_path)
     assert len(summary.skipped) >= 2
     assert written(tmp_path) == expected
 
@@ -121,6 +119,6 @@ def test_a_kill_leaves_no_trace(whole: Any, tmp_path: Path) -> None:
 def test_two_at_a_time_are_one_too_many(tmp_path: Path) -> None:
     save_picture(tmp_path / "in" / "a.png", noise(32, 32) // 5)
     (tmp_path / "out").mkdir()
-    with journal.alone(tmp_path / "out"), pytest.raises(ValueError, match="another process is writing"):
-        segment(watcher(), tmp_path / "in", tmp_path / "out")
-    assert segment(watcher(), tmp_path / "in", tmp_path / "out").masks == 1
+    with run_log.exclusive_access(tmp_path / "out"), pytest.raises(ValueError, match="another process is writing"):
+        segment_folder(watcher(), tmp_path / "in", tmp_path / "out")
+    assert segment_folder(watcher(), tmp_path / "in", tmp_path / "out").masks == 1

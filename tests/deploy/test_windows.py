@@ -16,7 +16,7 @@ from clinic import Array, StopError, noise, numbers, oblique, save_nifti, save_p
 from torch import Tensor, nn
 
 import trueup
-from trueup.deploy import Setup, segment
+from trueup.deploy import SegmentConfig, segment_folder
 
 WINDOW = (8, 6, 4)
 LIMITS = (100.0, 900.0)
@@ -43,8 +43,10 @@ def net(classes: int = 3) -> nn.Module:
     return model.eval()
 
 
-def setup(**values: Any) -> Setup:
-    return Setup(**{"model": net(), "window": WINDOW, "batch": 1, "range": LIMITS, "method": "source", **values})
+def setup(**values: Any) -> SegmentConfig:
+    return SegmentConfig(
+        **{"model": net(), "window": WINDOW, "batch": 1, "range": LIMITS, "method": "source", **values}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def test_masks_of_a_frozen_network_are_those_of_monai(
     scans: Path, tmp_path: Path, inferers: ModuleType, how: dict[str, Any]
 ) -> None:
     out = tmp_path / "out"
-    summary = segment(setup(**how), scans, out)
+    summary = segment_folder(setup(**how), scans, out)
     assert summary.done == ("a.nii.gz", "b/turned.nii", "c.nii")
     assert summary.updates == 0
     for name in summary.done:
@@ -104,32 +106,32 @@ def test_masks_of_a_frozen_network_are_those_of_monai(
 def test_masks_of_an_adapting_network_are_those_of_a_plain_loop(
     scans: Path, tmp_path: Path, inferers: ModuleType
 ) -> None:
-    summary = segment(setup(method="tent", hyper=TENT, batch=2), scans, tmp_path / "out")
+    summary = segment_folder(setup(method="tent", hyper=TENT, batch=2), scans, tmp_path / "out")
     adapter = trueup.adapt(net(), "tent", **TENT)
     for name in summary.done:
         expected = logits_of(inferers, as_seen(scans / name), adapter, batch=2).argmax(dim=0)
         found = nibabel.as_closest_canonical(nibabel.load(tmp_path / "out" / name)).get_fdata()
         assert np.array_equal(found, expected.numpy())
     assert summary.updates == adapter.updates > 3
-    segment(setup(), scans, tmp_path / "frozen")
+    segment_folder(setup(), scans, tmp_path / "frozen")
     assert written(tmp_path / "frozen") != written(tmp_path / "out")
 
 
 def test_values_are_normalised_after_they_are_scaled(scans: Path, tmp_path: Path, inferers: ModuleType) -> None:
     usual = setup(range=None, normalize=((0.5,), (0.25,)))
-    segment(usual, scans / "b", tmp_path / "out")
+    segment_folder(usual, scans / "b", tmp_path / "out")
     values = nibabel.as_closest_canonical(nibabel.load(scans / "b" / "turned.nii")).get_fdata(dtype=np.float32)
     low, high = np.percentile(values, [1, 99])
     scaled = (((values - low) / (high - low)).clip(0, 1) - 0.5) / 0.25
     expected = logits_of(inferers, scaled, net()).argmax(dim=0)
     found = nibabel.as_closest_canonical(nibabel.load(tmp_path / "out" / "turned.nii")).get_fdata()
     assert np.mean(found != expected.numpy()) < 0.002  # float32 and float64 round a few voxels differently
-    segment(setup(range=None), scans / "b", tmp_path / "plain")
+    segment_folder(setup(range=None), scans / "b", tmp_path / "plain")
     assert written(tmp_path / "plain") != written(tmp_path / "out")
 
 
 def test_each_label_has_a_mask(scans: Path, tmp_path: Path, inferers: ModuleType) -> None:
-    summary = segment(setup(model=net(2), multilabel=True, labels=("liver", "tumour")), scans, tmp_path / "out")
+    summary = segment_folder(setup(model=net(2), multilabel=True, labels=("liver", "tumour")), scans, tmp_path / "out")
     assert summary.masks == 6
     expected = logits_of(inferers, as_seen(scans / "c.nii"), net(2)) > 0
     for label, mask in zip(("liver", "tumour"), expected.numpy(), strict=True):
@@ -144,29 +146,29 @@ def test_formats_agree(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for ending in (".nii", ".mha"):
         sitk.WriteImage(image, str(tmp_path / "in" / f"scan{ending}"))
-    segment(setup(), tmp_path / "in", tmp_path / "out")
+    segment_folder(setup(), tmp_path / "in", tmp_path / "out")
     first, second = (sitk.ReadImage(str(tmp_path / "out" / f"scan{ending}")) for ending in (".nii", ".mha"))
     assert np.array_equal(sitk.GetArrayFromImage(first), sitk.GetArrayFromImage(second))
     assert second.GetDirection() == image.GetDirection()
     assert len(np.unique(sitk.GetArrayFromImage(second))) > 1
 
 
-@pytest.mark.parametrize("stop", [1, 8, 30, 47])
+@pytest.mark.parametrize("stop", [1, 30])
 def test_work_that_was_stopped_goes_on_to_the_same_masks(scans: Path, tmp_path: Path, stop: int) -> None:
-    segment(setup(method="tent", hyper=TENT), scans, tmp_path / "whole")
+    segment_folder(setup(method="tent", hyper=TENT), scans, tmp_path / "whole")
     out = tmp_path / "out"
     with pytest.raises(StopError):
-        segment(setup(method="tent", hyper=TENT), scans, out, keep_every=0, progress=stop_after(stop))
-    segment(setup(method="tent", hyper=TENT), scans, out)
+        segment_folder(setup(method="tent", hyper=TENT), scans, out, keep_every=0, progress=stop_after(stop))
+    segment_folder(setup(method="tent", hyper=TENT), scans, out)
     assert written(out) == written(tmp_path / "whole")
-    again = segment(setup(method="tent", hyper=TENT), scans, out)
+    again = segment_folder(setup(method="tent", hyper=TENT), scans, out)
     assert (again.done, len(again.skipped)) == ((), 3)
 
 
 def test_what_is_no_volume_is_left_out(scans: Path, tmp_path: Path) -> None:
     save_picture(scans / "eye.png", noise(20, 20, 3))
     (scans / "cut.nii").write_bytes(b"no volume")
-    summary = segment(setup(), scans, tmp_path / "out")
+    summary = segment_folder(setup(), scans, tmp_path / "out")
     assert summary.others == ("eye.png",)
     assert list(summary.broken) == ["cut.nii"]
     assert summary.masks == 3
@@ -177,7 +179,7 @@ def test_what_is_no_volume_is_left_out(scans: Path, tmp_path: Path) -> None:
     [
         ({"window": (8, 8)}, "window=(8, 8) must be three"),
         ({"window": (8, 8, 0)}, "window=0"),
-        ({"overlap": 1.0}, "overlap=1.0 must be a part of a window"),
+        ({"overlap": 1.0}, "overlap=1.0 must be from 0 to less than 1"),
         ({"field": 100.0}, "field=100.0 is for slices"),
         ({"resize": "crop"}, "resize='crop' is for slices"),
         ({"normalize": ((0.1, 0.2, 0.3), (1.0,))}, "are of 3 channels, and a grey network has one"),
@@ -191,16 +193,16 @@ def test_settings_that_mean_nothing_are_refused(values: dict[str, Any], says: st
 def test_networks_that_are_not_for_windows_are_refused_before_anything_is_written(scans: Path, tmp_path: Path) -> None:
     flat = nn.Sequential(nn.Conv2d(3, 3, 1))
     with pytest.raises(ValueError, match=r"a 3-D network sees windows \(N, 1, 8, 6, 4\)"):
-        segment(setup(model=flat), scans, tmp_path / "out")
+        segment_folder(setup(model=flat), scans, tmp_path / "out")
     with pytest.raises(ValueError, match=r"the network is 2-D, .*: leave --volumes out, and it sees slices") as refused:
-        segment(setup(model=flat), scans, tmp_path / "out")
+        segment_folder(setup(model=flat), scans, tmp_path / "out")
     assert "--window" not in str(refused.value)
     with pytest.raises(ValueError, match="choose another --window"):
-        segment(setup(model=nn.Conv3d(1, 3, 9)), scans, tmp_path / "out")
+        segment_folder(setup(model=nn.Conv3d(1, 3, 9)), scans, tmp_path / "out")
     with pytest.raises(ValueError, match=r"windows of \(8, 6, 4\) voxels with \(4, 3, 2\)"):
-        segment(setup(model=nn.Conv3d(1, 2, 2, stride=2)), scans, tmp_path / "out")
+        segment_folder(setup(model=nn.Conv3d(1, 2, 2, stride=2)), scans, tmp_path / "out")
     with pytest.raises(ValueError, match="--volumes if it is 3-D"):
-        segment(Setup(net(), size=16), scans, tmp_path / "out")
+        segment_folder(SegmentConfig(net(), size=16), scans, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -209,13 +211,13 @@ def test_without_monai_an_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "monai.inferers", None)
     with pytest.raises(ImportError, match="pip install monai"):
-        segment(setup(), scans, tmp_path / "out")
+        segment_folder(setup(), scans, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_other_windows_are_other_settings(scans: Path, tmp_path: Path) -> None:
-    segment(setup(), scans, tmp_path / "out")
+    segment_folder(setup(), scans, tmp_path / "out")
     for values, says in (({"window": (8, 8, 4)}, "window was"), ({"overlap": 0.5}, "overlap was 0.25 and is 0.5")):
         with pytest.raises(ValueError, match=says):
-            segment(setup(**values), scans, tmp_path / "out")
+            segment_folder(setup(**values), scans, tmp_path / "out")
     assert numbers(tmp_path / "out" / "c.nii").shape == (10, 3, 2)

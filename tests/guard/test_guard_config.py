@@ -32,7 +32,7 @@ def test_guards_that_are_none_are_refused() -> None:
             trueup.adapt(convnet(), "tent", guard=guard)
     with pytest.raises(ValueError, match=r"no preset is called 'save'\. There are: safe"):
         trueup.adapt(convnet(), "tent", preset="save")
-    with pytest.raises(TypeError, match="a preset goes with the name of a method"):
+    with pytest.raises(TypeError, match="a preset needs the name of a method"):
         trueup.adapt(convnet(), trueup.get_method("tent")(), preset="safe")
     with pytest.raises(TypeError, match="notify"):
         Guard(notify="me")

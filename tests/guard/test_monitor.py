@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from small import SMALL
 from torch import Tensor, nn
 
 import trueup
 from trueup import Event, Guard, rules
-from trueup.core.building import build_for
+from trueup.core.building import make_ready
 from trueup.core.frozen_source import source_logits
 from trueup.core.saving import to_file
 from trueup.guard.rules import Action, BatchSignals, Rule
@@ -35,7 +36,7 @@ class Script(Rule):
     def init(self, classes: int) -> nn.Module:
         return rules.buffers(at=torch.tensor(0))
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
         kind: Any = self.script.get(int(state.at))
         state.at += 1
         return None if kind is None else Action(kind, f"the script says {kind}", 0.5)
@@ -82,6 +83,7 @@ def test_where_nothing_is_wrong_it_only_watches(method: str) -> None:
     xs = [images(24, seed=900 + i, shift=0.85)[0] for i in range(16)]
     # MEMO's gradients are of one image each: with statistics of its views alone some are spikes, and are left out.
     for how in ({},) if method == "memo" else ({}, {"norm": "robust"}):
+        how = {**how, **SMALL.get((method, "classification"), {})}
         plain, guarded = made(method, **how), made(method, guard=True, **how)
         assert same(play(plain, xs), play(guarded, xs))
         assert guarded.health.state == "healthy"
@@ -244,7 +246,7 @@ AGAIN = {**ILL, 13: "pull", 16: "rollback", 19: "reset", 20: "restore", 21: "par
 @pytest.mark.parametrize(("method", "norm"), [("tent", "batch"), ("tsd", "robust"), ("eta", "ema"), ("t3a", "batch")])
 def test_every_state_is_saved_copied_and_forgotten(method: str, norm: str, tmp_path: Path) -> None:
     adapter, fresh = (scripted(AGAIN, method, norm=norm) for _ in range(2))
-    build_for(fresh, XS[0])
+    make_ready(fresh, XS[0])
     expected = play(adapter, XS)
     assert set(COURSE) <= {adapter.health.state, *COURSE}
     last, adapter = adapter, scripted(AGAIN, method, norm=norm)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trueup import devices
 from trueup.memory import bank as memory
-from trueup.memory import nearest as search
+from trueup.memory import nearest
 from trueup.memory.bank import Bank
 
 CLASSES, DIM = 4, 3
@@ -117,7 +117,7 @@ def filled(per_class: int | None, batches: int = 30, dim: int = 8) -> tuple[Bank
 def test_a_search_in_parts_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, z = filled(None)
     whole = bank.neighbors(z, 3)
-    monkeypatch.setattr(search, "LIMIT", 2 * bank.size)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 2 * bank.size)
     parts = bank.neighbors(z, 3)
     torch.testing.assert_close(parts[0], whole[0])
     assert torch.equal(parts[1], whole[1])
@@ -288,13 +288,13 @@ def test_to_look_at_the_size_is_rare(per_class: int) -> None:
     """Also where the bound runs away from the size, as nearly all that is offered is refused, or nothing is."""
     g, bank = torch.Generator().manual_seed(0), Bank(1000, 8, per_class, torch.zeros(0))
     with Waits() as mode:
-        for _ in range(8 * memory.AHEAD):
+        for _ in range(8 * memory.BATCHES_AHEAD):
             z, q, y, h = offered(g, classes=1000)
             bank.insert(z, q, y % 3, h)
             bank.neighbors(z, 3)
     assert len(mode.found) <= 2 * 8 + 1
-    assert bank.size == (30 if per_class == 10 else 8 * memory.AHEAD * 16)
-    assert len(bank.labels) <= 2 * (bank.size + memory.AHEAD * 16)  # memory follows what is stored all the same
+    assert bank.size == (30 if per_class == 10 else 8 * memory.BATCHES_AHEAD * 16)
+    assert len(bank.labels) <= 2 * (bank.size + memory.BATCHES_AHEAD * 16)  # memory follows what is stored all the same
 
 
 def pair(monkeypatch: pytest.MonkeyPatch, stream: list, *args: Any, **kwargs: Any) -> tuple[Bank, Bank]:
@@ -340,7 +340,7 @@ def test_giants_leave_no_trace_either_way(monkeypatch: pytest.MonkeyPatch) -> No
     for i in range(20):
         z, q, y, h = offered(g)
         stream.append((z * 1e15 if i == 3 else z, q, y, h - i / 10))
-    monkeypatch.setattr(memory, "SUM_LIMIT", 2 * 5 * 8)
+    monkeypatch.setattr(memory, "MAX_SUMMED", 2 * 5 * 8)
     near, far = pair(monkeypatch, stream, CLASSES, 8, 5, torch.zeros(0))
     assert torch.equal(near.sums, far.sums)
     for k in range(CLASSES):
@@ -433,7 +433,7 @@ def test_a_table_that_does_not_hold_the_entries_is_refused() -> None:
     bank, _ = filled(5)
     bank.verify()
     bank.table[1, 2] = -1
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(ValueError, match="do not fit together"):
         bank.verify()
 
 
@@ -487,7 +487,7 @@ def test_half_precision_searches_in_single(monkeypatch: pytest.MonkeyPatch) -> N
     bank.insert(z, torch.arange(n).unsqueeze(1).float(), torch.zeros(n, dtype=torch.int64), torch.zeros(n))
     axis = torch.eye(512)[:n] + 1
     for limit in (2**24, 512 * 64):
-        monkeypatch.setattr(search, "LIMIT", limit)
+        monkeypatch.setattr(nearest, "MAX_SIMILARITIES", limit)
         assert torch.equal(bank.neighbors(axis, 1)[1].flatten(), torch.arange(n).half().float())
 
 

@@ -117,14 +117,14 @@ def test_a_place_taken_twice_in_a_batch_holds_the_last(add: Callable, request: p
 
 def test_an_update_is_due_after_so_many() -> None:
     held = ImageBuffer(4, 2, LIKE)
-    assert held.due(8) == 8
-    assert not held.wait(5, 8)
-    assert held.due(8) == 3
-    assert held.wait(3, 8)
-    assert held.due(8) == 8
-    assert not held.wait(1, 8)
-    assert held.due(8) == 7
-    assert held.wait(20, 8)  # a whole batch at once
+    assert held.until_update(8) == 8
+    assert not held.count_images(5, 8)
+    assert held.until_update(8) == 3
+    assert held.count_images(3, 8)
+    assert held.until_update(8) == 8
+    assert not held.count_images(1, 8)
+    assert held.until_update(8) == 7
+    assert held.count_images(20, 8)  # a whole batch at once
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trueup import devices
-from trueup.memory import nearest as search
+from trueup.memory import nearest
 from trueup.memory.bank import Bank
 
 
@@ -56,7 +56,7 @@ def test_parts_of_any_size_find_what_a_full_sort_finds(
     bank, queries = bank_of(z, order), z[:: max(1, len(z) // 4)][:4]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "waits", lambda tensor: away)
-        patch.setattr(search, "LIMIT", limit)
+        patch.setattr(nearest, "MAX_SIMILARITIES", limit)
         assert found(bank, queries, k) == sought(queries, z, k, order)
 
 
@@ -69,7 +69,7 @@ def test_the_newest_of_copies_win_wherever_they_are(monkeypatch: pytest.MonkeyPa
     z = torch.cat([once[torch.randperm(64, generator=g)] for _ in range(5)])
     bank = bank_of(z)
     monkeypatch.setattr(devices, "waits", lambda tensor: away)
-    monkeypatch.setattr(search, "LIMIT", 64 * part)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 64 * part)
     for k in (1, 2, 4, 5):
         copies = [(z == a).all(dim=1).nonzero().flatten().tolist() for a in once]
         assert found(bank, once, k) == [numbers[-k:] for numbers in copies]
@@ -78,7 +78,7 @@ def test_the_newest_of_copies_win_wherever_they_are(monkeypatch: pytest.MonkeyPa
 def test_what_is_certain_is_taken_before_the_newest_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best stands in the first part, its runners-up are copies in all the others."""
     z = torch.tensor([[1.0, 0.0]] + [[1.0, 1.0]] * 20 + [[0.0, 1.0]] * 5)
-    monkeypatch.setattr(search, "LIMIT", 4)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 4)
     assert found(bank_of(z), torch.tensor([[1.0, 0.1]]), 3) == [[0, 19, 20]]
 
 
@@ -111,7 +111,7 @@ class Work(TorchDispatchMode):
 def test_more_queries_than_fit_are_searched_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     g = torch.Generator().manual_seed(0)
     z, queries = torch.randn(30, 4, generator=g), torch.randn(50, 4, generator=g)
-    monkeypatch.setattr(search, "LIMIT", 36)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 36)
     assert found(bank_of(z), queries, 3) == sought(queries, z, 3)
     with Work(bank := bank_of(z)) as work:
         bank.neighbors(queries, 3)
@@ -121,7 +121,7 @@ def test_more_queries_than_fit_are_searched_in_turn(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("half", [False, True])
 def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
     g, limit, peaks = torch.Generator().manual_seed(0), 64_000, []
-    monkeypatch.setattr(search, "LIMIT", limit)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", limit)
     queries = torch.randn(64, 128, generator=g)
     for n in (5_000, 50_000):
         bank = bank_of(torch.randn(n, 128, generator=g), half=half)
@@ -138,7 +138,7 @@ def test_nor_with_how_many_are_equal(monkeypatch: pytest.MonkeyPatch, away: bool
     """All entries are copies, so that every query has to look at all ages."""
     limit, peaks = 64_000, []
     monkeypatch.setattr(devices, "waits", lambda tensor: away)
-    monkeypatch.setattr(search, "LIMIT", limit)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", limit)
     for n in (5_000, 50_000):
         bank = bank_of(torch.ones(n, 8))
         with Work(bank) as work:

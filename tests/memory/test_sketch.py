@@ -15,7 +15,7 @@ from torch import Tensor
 import trueup
 from trueup import devices
 from trueup.core import files
-from trueup.memory import nearest as search
+from trueup.memory import nearest
 from trueup.memory.bank import Bank
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -26,8 +26,8 @@ CLASSES = 4
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short features have sketches, too, and a bank that is not large is searched by them."""
-    monkeypatch.setattr(search, "SHORTEST", 1)
-    monkeypatch.setattr(search, "FEWEST", 1500)
+    monkeypatch.setattr(nearest, "MIN_SKETCH", 1)
+    monkeypatch.setattr(nearest, "MIN_ROWS", 1500)
 
 
 def bank_of(z: Tensor, order: int = 2, **kinds: Any) -> Bank:
@@ -49,9 +49,9 @@ def test_with_all_as_candidates_it_is_a_full_sort(entries: list, limit: int, k: 
     """Ties and all, in parts of any size."""
     z = torch.tensor(entries, dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "FEWEST", 0)
-        patch.setattr(search, "SHORTEST", 1)
-        patch.setattr(search, "LIMIT", limit)
+        patch.setattr(nearest, "MIN_ROWS", 0)
+        patch.setattr(nearest, "MIN_SKETCH", 1)
+        patch.setattr(nearest, "MAX_SIMILARITIES", limit)
         patch.setattr(devices, "waits", lambda tensor: away)
         bank, queries = bank_of(z, order), z[:: max(1, len(z) // 4)][:4]
         assert found(bank, queries, k) == sought(queries, z, k, order)
@@ -73,7 +73,7 @@ def test_it_finds_nearly_all_neighbours(order: int, half: bool, common: float) -
     # The numbers of entries, which are their probabilities, are not exact in halves: rows say which they are.
     exact = torch.nn.functional.normalize(queries, p=order) @ torch.nn.functional.normalize(z, p=order).T
     near = set(map(tuple, _pairs(exact.topk(5, dim=1).indices)))
-    rows = search.nearest(_shelf(bank), torch.nn.functional.normalize(queries, p=order), 5)[1]
+    rows = nearest.search(_index(bank), torch.nn.functional.normalize(queries, p=order), 5)[1]
     assert len(near & set(map(tuple, _pairs(rows)))) >= 0.98 * len(near)
 
 
@@ -81,9 +81,9 @@ def _pairs(rows: Tensor) -> list[list[int]]:
     return [[i, row] for i, each in enumerate(rows.tolist()) for row in each]
 
 
-def _shelf(bank: Bank) -> search.SearchIndex:
+def _index(bank: Bank) -> nearest.SearchIndex:
     n, sketches = bank.size, (bank.sketches, bank.centre, bank.projection)
-    return search.SearchIndex(bank.features, bank.scale, bank.weight, bank.arrival, bank.counts.sum(), n, n, *sketches)
+    return nearest.SearchIndex(bank.features, bank.scale, bank.weight, bank.arrival, bank.counts.sum(), n, n, *sketches)
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -94,7 +94,7 @@ def test_of_many_copies_the_newest_win(away: bool, monkeypatch: pytest.MonkeyPat
     still = clusters(g, 1)
     z = torch.cat([clusters(g, 1500), still.expand(900, -1), clusters(g, 100)])
     for limit in (2**24, 1024):
-        monkeypatch.setattr(search, "LIMIT", limit)
+        monkeypatch.setattr(nearest, "MAX_SIMILARITIES", limit)
         assert found(bank_of(z), still, 3) == [[2397, 2398, 2399]]
 
 
@@ -103,8 +103,8 @@ def test_short_features_are_searched_exactly(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     assert not bank_of(torch.ones(2, 256)).sketch
     assert bank_of(torch.ones(2, 257)).sketch
-    assert search.projection(512, torch.ones(0)).shape == (512, 256)
-    assert search.projection(2048, torch.ones(0)).shape == (2048, 512)
+    assert nearest.make_projection(512, torch.ones(0)).shape == (512, 256)
+    assert nearest.make_projection(2048, torch.ones(0)).shape == (2048, 512)
 
 
 def test_sketches_of_another_width_are_refused() -> None:
@@ -112,7 +112,7 @@ def test_sketches_of_another_width_are_refused() -> None:
         bank = bank_of(torch.ones(4, 8))
         bank.verify()
         setattr(bank, name, getattr(bank, name)[:, :-1].clone())
-        with pytest.raises(ValueError, match="do not belong together"):
+        with pytest.raises(ValueError, match="do not fit together"):
             bank.verify()
 
 
@@ -139,7 +139,7 @@ def test_an_entry_just_inserted_is_its_own_nearest() -> None:
 def test_sketches_stay_with_their_features(away: bool, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As entries displace one another; on a device, where those who do not stay are written in vain."""
     monkeypatch.setattr(devices, "waits", lambda tensor: away)
-    monkeypatch.setattr(search, "FEWEST", 12)
+    monkeypatch.setattr(nearest, "MIN_ROWS", 12)
     g, bank = torch.Generator().manual_seed(0), Bank(CLASSES, 8, 5, torch.zeros(0), sketch=True, half=half)
     for i in range(20):
         z, q, y, h = offered(g)
@@ -153,7 +153,7 @@ def test_sketches_stay_with_their_features(away: bool, half: bool, monkeypatch: 
 
 def test_a_small_bank_is_searched_exactly() -> None:
     g = torch.Generator().manual_seed(0)
-    z, queries = torch.randn(search.FEWEST - 1, 16, generator=g), torch.randn(20, 16, generator=g)
+    z, queries = torch.randn(nearest.MIN_ROWS - 1, 16, generator=g), torch.randn(20, 16, generator=g)
     plain = Bank(1, 16, None, z[:0])
     n = len(z)
     plain.insert(z, torch.arange(n).float().unsqueeze(1), torch.zeros(n, dtype=torch.int64), torch.zeros(n))
@@ -162,8 +162,8 @@ def test_a_small_bank_is_searched_exactly() -> None:
 
 def test_a_search_holds_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     g, limit, peaks = torch.Generator().manual_seed(0), 64_000, []
-    monkeypatch.setattr(search, "LIMIT", limit)
-    monkeypatch.setattr(search, "CACHE", limit)
+    monkeypatch.setattr(nearest, "MAX_SIMILARITIES", limit)
+    monkeypatch.setattr(nearest, "MAX_GATHERED", limit)
     queries = torch.randn(64, 128, generator=g)
     for n in (5_000, 50_000):
         bank = bank_of(torch.randn(n, 128, generator=g))
@@ -178,7 +178,7 @@ def test_a_search_holds_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("per_class", [60, 10**6])
 def test_a_step_does_not_wait_for_a_device(per_class: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "waits", lambda tensor: True)
-    monkeypatch.setattr(search, "FEWEST", 0)
+    monkeypatch.setattr(nearest, "MIN_ROWS", 0)
     g, bank = torch.Generator().manual_seed(0), Bank(CLASSES, 8, per_class, torch.zeros(0), sketch=True)
     for _ in range(20):
         batch = offered(g)
@@ -195,9 +195,9 @@ def test_a_step_does_not_wait_for_a_device(per_class: int, monkeypatch: pytest.M
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small banks are searched by sketches, too, and not by all."""
-    monkeypatch.setattr(search, "FEWEST", 0)
-    monkeypatch.setattr(search, "CANDIDATES", 8)
-    monkeypatch.setattr(search, "SHORTER", 2)
+    monkeypatch.setattr(nearest, "MIN_ROWS", 0)
+    monkeypatch.setattr(nearest, "CANDIDATES", 8)
+    monkeypatch.setattr(nearest, "SKETCH_RATIO", 2)
 
 
 XS = [images(16, seed=i, shift=1.0)[0] for i in range(8)]
@@ -225,8 +225,8 @@ def test_an_adapter_goes_on_to_the_bit(memory: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("always")
 def test_it_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
-    way = search._compared
-    monkeypatch.setattr(search, "_compared", lambda *args: (used.append(1), way(*args))[1])
+    way = nearest._exact_similarities
+    monkeypatch.setattr(nearest, "_exact_similarities", lambda *args: (used.append(1), way(*args))[1])
     play(trueup.adapt(convnet(), "tsd"), XS[:2])
     assert used == []
     play(trueup.adapt(convnet(), "tsd", search="sketch"), XS[:2])

@@ -7,7 +7,7 @@ from byhand import PROBS, ROWS, X, entropy, identity_head
 from torch import Tensor, nn
 
 import trueup
-from trueup.methods.deyo import shuffled
+from trueup.methods.deyo import shuffle_patches
 from trueup.model.split_model import Output
 from trueup.testing import convnet, images
 
@@ -61,7 +61,7 @@ def patches(image: Tensor, k: int) -> list[tuple[float, ...]]:
 def test_patches_change_places_whole() -> None:
     torch.manual_seed(0)
     x = torch.arange(5 * 3 * 8 * 12.0).reshape(5, 3, 8, 12)
-    y = shuffled(x, 4)
+    y = shuffle_patches(x, 4)
     assert all(patches(a, 4) == patches(b, 4) for a, b in zip(x, y, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(x, y, strict=True))
     orders = {tuple((b[0] - a[0, 0, 0]).flatten().tolist()) for a, b in zip(x, y, strict=True)}
@@ -69,9 +69,9 @@ def test_patches_change_places_whole() -> None:
 
 
 def test_sizes_that_do_not_divide_come_back() -> None:
-    assert shuffled(torch.rand(2, 3, 17, 10), 4).shape == (2, 3, 17, 10)
-    assert shuffled(torch.rand(2, 1, 3, 2), 4).shape == (2, 1, 3, 2)
-    torch.testing.assert_close(shuffled(torch.full((1, 1, 7, 9), 2.5), 4), torch.full((1, 1, 7, 9), 2.5))
+    assert shuffle_patches(torch.rand(2, 3, 17, 10), 4).shape == (2, 3, 17, 10)
+    assert shuffle_patches(torch.rand(2, 1, 3, 2), 4).shape == (2, 1, 3, 2)
+    torch.testing.assert_close(shuffle_patches(torch.full((1, 1, 7, 9), 2.5), 4), torch.full((1, 1, 7, 9), 2.5))
 
 
 def test_what_the_shuffled_pass_answers() -> None:

@@ -217,7 +217,7 @@ def test_the_bank_does_not_grow() -> None:
 def test_ring_equals_sorted_lists(lowest: bool) -> None:
     """The newest entries of each class, or those of lowest entropy and of equals the newest."""
     g = torch.Generator().manual_seed(0)
-    ring = PixelBank(3, 4, 5, torch.zeros(1, dtype=torch.float64), lowest=lowest)
+    ring = PixelBank(3, 4, 5, torch.zeros(1, dtype=torch.float64), keep_lowest=lowest)
     lists: list[list[tuple[float, int, Tensor]]] = [[], [], []]
     arrival = 0
     for n in (1, 4, 0, 20, 7):

@@ -202,7 +202,7 @@ def test_views_move_no_statistics(norm: str) -> None:
 
 def test_what_is_no_image_is_refused_before_anything_changes() -> None:
     adapter = trueup.adapt(identity_head(), "roid", params="all")
-    with pytest.raises(ValueError, match="view is made of images"):
+    with pytest.raises(ValueError, match="views are made of images"):
         adapter(X)
     assert adapter.batches == 0
 

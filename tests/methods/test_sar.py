@@ -118,7 +118,7 @@ def test_a_fresh_start_is_told_once(steps: int, caplog: pytest.LogCaptureFixture
         adapter(X)
         adapter(X[2:])  # nothing is reliable, nothing happens
     loss = float(by_hand(torch.eye(2, dtype=torch.float64), X, 0.95 * math.log(2))[1])
-    expected = f"sar: the mean loss fell to {loss:.3g}, below {0.9 * math.log(2):.3g}; it starts afresh"
+    expected = f"sar: reset, because the mean loss fell to {loss:.3g}, below {0.9 * math.log(2):.3g}"
     assert [r.getMessage() for r in caplog.records] == [expected]
     with caplog.at_level("INFO", logger="trueup"):
         adapter(X)

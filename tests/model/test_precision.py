@@ -90,11 +90,11 @@ def test_weights_of_16_bits_are_not_updated(hyper: dict[str, Any], dtype: torch.
 def test_an_adapter_that_learns_is_not_moved_to_16_bits() -> None:
     adapter = trueup.adapt(convnet(), "tent", example=X)
     expected = copy.deepcopy(adapter)(X)
-    with pytest.raises(ValueError, match="weights of 16 bits"):
+    with pytest.raises(ValueError, match="16-bit weights"):
         adapter.half()
     assert torch.equal(adapter(X), expected)
     late = trueup.adapt(convnet(), "tent").bfloat16()  # nothing is selected yet
-    with pytest.raises(ValueError, match="weights of 16 bits"):
+    with pytest.raises(ValueError, match="16-bit weights"):
         late(X.bfloat16())
 
 

@@ -11,7 +11,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 PROGRAM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
     if PROGRAM is None:

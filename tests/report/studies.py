@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trueup.report.tables import Cell, Row, Table, tables
+from trueup.report.tables import Cell, Row, Table, make_tables
 
 WIDE = ["gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur"]
 WIDE += ["snow", "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression"]
@@ -63,7 +63,7 @@ def labels(table: Table) -> list[str]:
 
 
 def only(records: list[dict[str, Any]], **options: Any) -> Table:
-    (table,) = tables(records, **options)
+    (table,) = make_tables(records, **options)
     return table
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import NASTY, figures, hostile, sweeps, thousand
 from studies import WIDE, record, study
-from test_page import NASTY, hostile, plates, sweeps, thousand
 from visits import Visit, column, seen
 
-from trueup.report.page import page
-from trueup.report.render import render
-from trueup.report.tables import tables
+from trueup.report.page import render_page
+from trueup.report.render import render_table
+from trueup.report.tables import make_tables
 
 BOTH = (("source", 0.5), ("tsd", 0.6))
 
@@ -20,7 +20,7 @@ BOTH = (("source", 0.5), ("tsd", 0.6))
 
 
 def test_a_click_sorts_by_the_better_end_first(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(study(), [], title="x")) as view:
         assert column(view, 0) == ["source", "tent", "tsd"]
         head = view.locator("#results th", has_text="average")
         head.get_by_role("button").click()
@@ -40,7 +40,7 @@ def test_a_click_sorts_by_the_better_end_first(browser: Any, tmp_path: Path) -> 
 
 
 def test_the_keyboard_alone_sorts_and_skips(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(study(), [], title="x")) as view:
         view.keyboard.press("Tab")
         assert view.evaluate("document.activeElement.className") == "skip"
         assert view.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
@@ -58,7 +58,7 @@ def test_the_keyboard_alone_sorts_and_skips(browser: Any, tmp_path: Path) -> Non
 
 def test_tables_are_filtered_by_method_target_and_group(browser: Any, tmp_path: Path) -> None:
     runs = [*study(), *(record(m, "c", 0, v, batch=1) for m, v in (("source", 0.5), ("bn", 0.6)))]
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         shown = view.locator("#results .block:visible")
         assert shown.count() == 2
         view.fill("#filter-methods", "TS")
@@ -77,7 +77,7 @@ def test_tables_are_filtered_by_method_target_and_group(browser: Any, tmp_path: 
 
 
 def test_another_metric_can_be_chosen_sorted_and_copied(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(study(), [], title="x")) as view:
         view.context.grant_permissions(["clipboard-read", "clipboard-write"])
         view.select_option("#choose-metric", "nll")
         view.locator("#results h3", has_text="negative log-likelihood").wait_for()
@@ -88,7 +88,7 @@ def test_another_metric_can_be_chosen_sorted_and_copied(browser: Any, tmp_path: 
             view.locator("#results").get_by_role("button", name=name).click()
             view.locator("#said", has_text=f"copied as {name}").wait_for(state="attached")
             copied = view.evaluate("navigator.clipboard.readText()")
-            assert copied == render(tables(study(), metric="nll")[0], form)
+            assert copied == render_table(make_tables(study(), metric="nll")[0], form)
 
 
 # Runs
@@ -97,7 +97,7 @@ def test_another_metric_can_be_chosen_sorted_and_copied(browser: Any, tmp_path: 
 def test_a_run_opens_with_all_its_knobs(browser: Any, tmp_path: Path) -> None:
     runs = study()
     runs[3]["settings"]["hyper"] = {"lr": 0.00125}
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         assert view.locator(".detail").count() == 0
         row = view.locator(".runs tr[data-run='3']")
         button = row.get_by_role("button")
@@ -118,7 +118,7 @@ def test_a_run_opens_with_all_its_knobs(browser: Any, tmp_path: Path) -> None:
 
 def test_runs_are_filtered_and_counted(browser: Any, tmp_path: Path) -> None:
     runs = [*study(), record("tent", "b", 2, None)]
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         view.fill("#filter-runs", "tsd b")
         assert view.locator(".runs tbody tr:visible").count() == 3
         assert view.inner_text("#count") == "3 of 18 runs"
@@ -134,7 +134,7 @@ def test_runs_are_filtered_and_counted(browser: Any, tmp_path: Path) -> None:
 
 
 def test_pointer_finger_and_keys_show_values(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), plates(), title="x"), has_touch=True) as view:
+    with Visit(browser, tmp_path, render_page(study(), figures(), title="x"), has_touch=True) as view:
         chart = view.locator("#figure-along .chart").first
         chart.scroll_into_view_if_needed()
         box = chart.bounding_box()
@@ -158,7 +158,7 @@ def test_pointer_finger_and_keys_show_values(browser: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["along", "targets", "confusion", "features"])
 def test_every_kind_of_chart_tells_its_values_to_the_keyboard(browser: Any, tmp_path: Path, name: str) -> None:
-    with Visit(browser, tmp_path, page(study(), plates(), title="x")) as view:
+    with Visit(browser, tmp_path, render_page(study(), figures(), title="x")) as view:
         view.keyboard.press("Tab")
         view.locator(f"#figure-{name} .chart").first.focus()
         first = view.inner_text("#tip")
@@ -170,7 +170,7 @@ def test_every_kind_of_chart_tells_its_values_to_the_keyboard(browser: Any, tmp_
 
 
 def test_the_legend_hides_curves_and_their_values(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), plates(), title="x")) as view:
+    with Visit(browser, tmp_path, render_page(study(), figures(), title="x")) as view:
         marks = view.locator("#figure-along .chart .series[data-series='0']:visible")
         there = marks.count()
         assert there == 2  # in two panels
@@ -191,7 +191,7 @@ def test_the_legend_hides_curves_and_their_values(browser: Any, tmp_path: Path) 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_follows_the_system_and_the_button(browser: Any, tmp_path: Path, scheme: str) -> None:
-    document = page(study(), plates(), title="x")
+    document = render_page(study(), figures(), title="x")
     with Visit(browser, tmp_path, document, color_scheme=scheme, reduced_motion="reduce") as view:
         paper = "getComputedStyle(document.body).backgroundColor"
         day, night = "rgb(255, 255, 255)", "rgb(21, 23, 27)"
@@ -209,7 +209,7 @@ def test_the_theme_follows_the_system_and_the_button(browser: Any, tmp_path: Pat
 def test_a_phone_scrolls_tables_not_the_page(browser: Any, tmp_path: Path, width: int) -> None:
     mine, other = sweeps()
     runs = [*mine, *(record(m, f"a_long_target_{i}", 0, v) for i in range(8) for m, v in BOTH)]
-    document = page(runs, plates(), title="x" * 60, against=other)
+    document = render_page(runs, figures(), title="x" * 60, against=other)
     with Visit(browser, tmp_path, document, viewport={"width": width, "height": 844}, has_touch=True) as view:
         view.locator(".runs tbody button").first.click()
         assert view.evaluate("document.documentElement.scrollWidth") <= width
@@ -219,7 +219,7 @@ def test_a_phone_scrolls_tables_not_the_page(browser: Any, tmp_path: Path, width
 
 def test_on_paper_everything_is_there_and_no_button(browser: Any, tmp_path: Path) -> None:
     runs = [*study(), record("tent", "b", 2, None)]
-    with Visit(browser, tmp_path, page(runs, plates(), title="x"), color_scheme="dark") as view:
+    with Visit(browser, tmp_path, render_page(runs, figures(), title="x"), color_scheme="dark") as view:
         view.click("#theme")
         view.click("#theme")  # chosen, not only the system's: paper is white all the same
         view.emulate_media(media="print")
@@ -235,14 +235,14 @@ def test_on_paper_everything_is_there_and_no_button(browser: Any, tmp_path: Path
 def test_paper_does_not_cut_tables(browser: Any, tmp_path: Path) -> None:
     """A4 with Chromium's margins is 718 pixels wide."""
     runs = [record(m, t, s, 0.5) for m in ("source", "tsd") for t in WIDE for s in (0, 1)]
-    with Visit(browser, tmp_path, page(runs, [], title="x"), viewport={"width": 718, "height": 1000}) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x"), viewport={"width": 718, "height": 1000}) as view:
         view.emulate_media(media="print")
         assert view.evaluate("document.documentElement.scrollWidth") <= 718
 
 
 def test_hostile_records_run_nothing(browser: Any, tmp_path: Path) -> None:
     others = [record(f"pl{NASTY}", NASTY, 1, 0.5)]
-    document = page(hostile(), plates(NASTY), title=NASTY, against=others, names=(NASTY, NASTY))
+    document = render_page(hostile(), figures(NASTY), title=NASTY, against=others, names=(NASTY, NASTY))
     with Visit(browser, tmp_path, document) as view:
         for details in view.locator("summary").all():
             details.click()
@@ -259,7 +259,7 @@ def test_hostile_records_run_nothing(browser: Any, tmp_path: Path) -> None:
 
 def test_a_thousand_runs_open_within_two_seconds(browser: Any, tmp_path: Path) -> None:
     """The best of three: other programs may want the processor, too."""
-    document = page(thousand(), plates(), title="x")
+    document = render_page(thousand(), figures(), title="x")
     best = float("inf")
     for _ in range(3):
         with Visit(browser, tmp_path, document) as view:

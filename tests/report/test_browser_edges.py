@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import figures
 from PIL import Image
 from studies import record, study
-from test_page import plates
 from test_page_gaps import runs_of
 from visits import Visit, column
 
-from trueup.report.figure_spec import Axis, Bars, Curve, Lines, Plate
-from trueup.report.page import page
+from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec, LinePanel
+from trueup.report.page import render_page
 from trueup.report.palette import COLOURS
 
 NAN = float("nan")
@@ -35,10 +35,10 @@ CONTRAST = """([wanted]) => {
 }"""
 
 
-def groups(labels: int, places: int) -> Plate:
+def groups(labels: int, places: int) -> FigureSpec:
     axis = Axis("target", tuple(f"t{i}" for i in range(places)))
     curves = tuple(Curve(f"m{i}", tuple(range(places)), (50.0,) * places) for i in range(labels))
-    return Plate("bars", "Bars", "", (Bars("", axis, Axis("accuracy in %"), curves),), 1)
+    return FigureSpec("bars", "Bars", "", (BarPanel("", axis, Axis("accuracy in %"), curves),), 1)
 
 
 # Sorting, filtering, copying
@@ -46,7 +46,7 @@ def groups(labels: int, places: int) -> Plate:
 
 def test_nan_is_last_both_ways(browser: Any, tmp_path: Path) -> None:
     runs = runs_of({"source": {"a": (0.5,)}, "bn": {"a": (NAN,)}, "tsd": {"a": (0.7,)}})
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         for where, at in (("#results .numbers", 1), (".runs", 6)):
             button = view.locator(f"{where} thead th").nth(at).get_by_role("button")
             button.click()
@@ -60,7 +60,7 @@ def test_another_metric_keeps_the_order(browser: Any, tmp_path: Path) -> None:
     runs = study()
     for run in runs:
         run["results"]["nll"] = 1 - run["results"]["accuracy"]
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         head = view.locator("#results th", has_text="average")
         head.get_by_role("button").click()
         view.select_option("#choose-metric", "nll")
@@ -75,7 +75,7 @@ def test_another_metric_keeps_the_order(browser: Any, tmp_path: Path) -> None:
 
 def test_runs_are_found_by_seed_not_by_digits_of_their_numbers(browser: Any, tmp_path: Path) -> None:
     runs = [record("tsd", "a", seed, 0.11) for seed in (0, 1, 2, 10)]
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         shown = view.locator(".runs tbody tr:visible")
         for query, count in (("11", 0), ("seed 1", 1), ("SEED=10 tsd", 1), ("seed 3", 0), ("seed", 4), ("2.00", 0)):
             view.fill("#filter-runs", query)
@@ -83,7 +83,7 @@ def test_runs_are_found_by_seed_not_by_digits_of_their_numbers(browser: Any, tmp
 
 
 def test_a_copy_that_fails_says_so_and_keeps_the_focus(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(study(), [], title="x")) as view:
         view.evaluate("() => { navigator.clipboard.writeText = async () => { throw new Error('no'); }; }")
         button = view.locator("#results [data-form=latex]")
         for works, words in (("false", "Could not copy"), ("true", "Copied")):
@@ -97,7 +97,7 @@ def test_a_copy_that_fails_says_so_and_keeps_the_focus(browser: Any, tmp_path: P
 @pytest.mark.parametrize("name", ["all", "average"])
 def test_a_target_with_the_name_of_a_column_can_be_chosen(browser: Any, tmp_path: Path, name: str) -> None:
     runs = runs_of({"source": {name: (0.9,), "b": (0.1,)}, "tsd": {name: (0.5,), "b": (0.9,)}})
-    with Visit(browser, tmp_path, page(runs, [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x")) as view:
         view.select_option("#choose-target", name)
         assert view.locator("#results .numbers tbody td:visible").all_inner_texts() == ["90.0\nbest", "50.0"]
 
@@ -105,13 +105,13 @@ def test_a_target_with_the_name_of_a_column_can_be_chosen(browser: Any, tmp_path
 def test_much_of_a_run_is_folded(browser: Any, tmp_path: Path) -> None:
     run = record("tsd", "a", 0, 0.5, hyper={f"knob{i}": i for i in range(21)}, words="w" * 500, id="1")
     run["results"]["per_case"] = {f"c{i}": {"dice": 0.5} for i in range(160)}
-    with Visit(browser, tmp_path, page([run], [], title="x")) as view:
+    with Visit(browser, tmp_path, render_page([run], [], title="x")) as view:
         view.locator(".runs tbody button").click()
-        knobs = view.locator(".knobs")
+        knobs = view.locator(".fields")
         assert not knobs.get_by_text("knob20").is_visible()
         assert not knobs.get_by_text("w" * 500).is_visible()
         assert knobs.get_by_text("160 numbers: see records.jsonl").is_visible()
-        assert view.evaluate("document.querySelector('.knobs').offsetHeight") < 1000
+        assert view.evaluate("document.querySelector('.fields').offsetHeight") < 1000
         knobs.get_by_text("settings: hyper").click()
         assert knobs.get_by_text("knob20").is_visible()
 
@@ -122,8 +122,8 @@ def test_much_of_a_run_is_folded(browser: Any, tmp_path: Path) -> None:
 def test_arrow_keys_pass_by_what_is_hidden(browser: Any, tmp_path: Path) -> None:
     """The points of the first curve are the first, third and fifth."""
     curves = (Curve("a", (0, 2, 4), (1, 1, 1)), Curve("b", (1, 3), (1, 1)))
-    drawn = Plate("x", "", "", (Lines("", Axis("x"), Axis("y"), curves),), 1)
-    with Visit(browser, tmp_path, page(study(), [drawn], title="x")) as view:
+    drawn = FigureSpec("x", "", "", (LinePanel("", Axis("x"), Axis("y"), curves),), 1)
+    with Visit(browser, tmp_path, render_page(study(), [drawn], title="x")) as view:
         view.locator(".keys").get_by_role("button", name="a").press("Enter")
         view.keyboard.press("Tab")
         view.keyboard.press("Tab")
@@ -136,7 +136,7 @@ def test_arrow_keys_pass_by_what_is_hidden(browser: Any, tmp_path: Path) -> None
 
 
 def test_values_move_with_a_chart_that_scrolls_in_its_box(browser: Any, tmp_path: Path) -> None:
-    with Visit(browser, tmp_path, page(study(), [groups(2, 8)], title="x"), **PHONE) as view:
+    with Visit(browser, tmp_path, render_page(study(), [groups(2, 8)], title="x"), **PHONE) as view:
         chart = view.locator(".chart")
         chart.tap(position={"x": 120, "y": 60})
         places = "['#tip', '.cursor line'].map((name) => document.querySelector(name).getBoundingClientRect().left)"
@@ -158,7 +158,7 @@ def test_a_chart_that_goes_on_has_a_shadow_at_its_edge(browser: Any, tmp_path: P
         with Image.open(io.BytesIO(view.screenshot(clip=clip, full_page=True))) as picture:
             return int(picture.convert("L").getextrema()[0])
 
-    with Visit(browser, tmp_path, page(study(), [groups(2, 8)], title="x"), **PHONE) as view:
+    with Visit(browser, tmp_path, render_page(study(), [groups(2, 8)], title="x"), **PHONE) as view:
         assert edge(view) < 225
         view.locator(".chart").evaluate("chart => { chart.scrollLeft = 1000; }")
         assert edge(view) > 250
@@ -167,7 +167,7 @@ def test_a_chart_that_goes_on_has_a_shadow_at_its_edge(browser: Any, tmp_path: P
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_marks_stand_out_from_the_paper(browser: Any, tmp_path: Path, scheme: str) -> None:
     drawn = groups(len(COLOURS), 1)
-    with Visit(browser, tmp_path, page(study(), [drawn], title="x"), color_scheme=scheme) as view:
+    with Visit(browser, tmp_path, render_page(study(), [drawn], title="x"), color_scheme=scheme) as view:
         found = view.evaluate(CONTRAST, [".chart .mark"])
         assert len(found) == len(COLOURS)
         assert min(found) >= 3
@@ -178,7 +178,7 @@ def test_marks_stand_out_from_the_paper(browser: Any, tmp_path: Path, scheme: st
 
 def test_long_names_leave_room_for_numbers_on_a_phone(browser: Any, tmp_path: Path) -> None:
     runs = [record(method, "a" * 80, 0, 0.5) for method in ("source", LONG)]
-    with Visit(browser, tmp_path, page(runs, [], title="x"), **PHONE) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x"), **PHONE) as view:
         boxes = "[...document.querySelectorAll(where)].map((each) => each.getBoundingClientRect())"
         first = f"(where) => {boxes}.map((box) => [box.width, box.right])"
         for where in (".numbers tbody th", ".runs tbody th"):
@@ -189,7 +189,7 @@ def test_long_names_leave_room_for_numbers_on_a_phone(browser: Any, tmp_path: Pa
 
 def test_errors_wrap_on_a_phone(browser: Any, tmp_path: Path) -> None:
     runs = [*study(), record("tent", "b", 2, None) | {"error": "RuntimeError: out of memory " * 9, "at": ["x" * 90]}]
-    with Visit(browser, tmp_path, page(runs, [], title="x"), **PHONE) as view:
+    with Visit(browser, tmp_path, render_page(runs, [], title="x"), **PHONE) as view:
         view.locator(".failures summary").tap()
         box = view.locator(".failures .box")
         assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
@@ -197,7 +197,9 @@ def test_errors_wrap_on_a_phone(browser: Any, tmp_path: Path) -> None:
 
 def test_paper_has_the_columns_of_a_desk_and_letters_to_read(browser: Any, tmp_path: Path) -> None:
     """A4 with Chromium's margins is 718 pixels wide; a pixel is three quarters of a point."""
-    with Visit(browser, tmp_path, page(study(), plates(), title="x"), viewport={"width": 718, "height": 1000}) as view:
+    with Visit(
+        browser, tmp_path, render_page(study(), figures(), title="x"), viewport={"width": 718, "height": 1000}
+    ) as view:
         view.emulate_media(media="print")
         grid = "getComputedStyle(document.querySelector('#figure-along .panels')).gridTemplateColumns"
         assert len(view.evaluate(grid).split()) == 2

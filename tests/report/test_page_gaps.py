@@ -4,12 +4,12 @@ import re
 from typing import Any
 
 import pytest
+from pages import cells, figures, read, sweeps
 from studies import cell, only, record
-from test_page import cells, plates, read, sweeps
 
 from trueup.report.chart_marks import HATCHES
-from trueup.report.figure_spec import Axis, Bars, Curve, Plate
-from trueup.report.page import page
+from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec
+from trueup.report.page import render_page
 from trueup.report.palette import MARKERS, OUTLINES
 
 NAN = float("nan")
@@ -27,7 +27,7 @@ def runs_of(values: dict[str, dict[str, tuple[float | None, ...]]]) -> list[dict
 
 def said(runs: list[dict[str, Any]]) -> list[str]:
     """The sentences under the title."""
-    lede = page(runs, [], title="x").split('class="lede">')[1].split("</div>")[0]
+    lede = render_page(runs, [], title="x").split('class="lede">')[1].split("</div>")[0]
     return [re.sub(r"<[^>]+>", "", paragraph) for paragraph in re.findall(r"<p>(.*?)</p>", lede)]
 
 
@@ -97,7 +97,7 @@ def test_what_records_do_not_say_is_not_called_none() -> None:
     first, *rest = said(runs)
     assert first == "2 runs of 2 methods on digits (1 target, 1 seed) with digits-net."
     assert all(sentence[0].isupper() for sentence in rest)
-    document = page(runs, [], title="x")
+    document = render_page(runs, [], title="x")
     assert "Source training: ." not in document
     assert "Source training: algorithm erm" in document
 
@@ -107,7 +107,7 @@ def test_what_records_do_not_say_is_not_called_none() -> None:
 
 def test_numbers_that_are_none_are_noted_on_top() -> None:
     runs = runs_of({"source": {"a": (0.5, NAN)}, "tsd": {"a": (0.6, 0.7)}})
-    (alerts,) = read(page(runs, [], title="x")).all("section", class_="alerts")
+    (alerts,) = read(render_page(runs, [], title="x")).all("section", class_="alerts")
     assert "accuracy is NaN in 1 run, and so is each mean over them" in alerts.text
 
 
@@ -135,7 +135,7 @@ def test_the_worse_of_two_is_not_second_best() -> None:
 def test_a_target_may_have_the_name_of_a_column(name: str) -> None:
     runs = runs_of({"source": {name: (0.9,), "b": (0.1,)}, "tsd": {name: (0.5,), "b": (0.9,)}})
     assert "Best on average is tsd with 70.0 % accuracy, +20.0 points" in said(runs)[1]
-    root = read(page(runs, [], title="x", against=runs))
+    root = read(render_page(runs, [], title="x", against=runs))
     for table in root.all("table", class_="numbers"):
         heads = [th for th in table.all("th", scope="col") if "data-target" in th.attributes]
         assert [th.attributes["data-target"] for th in heads] == [name, "b"]
@@ -152,7 +152,7 @@ def test_sweeps_that_differ_in_a_setting_say_which() -> None:
     other = [record("tsd", "a", seed, 0.6, batch=16, code={"x": 2}) for seed in (0, 1)]
     for run in other:
         run["settings"]["source"] = {**run["settings"]["source"], "algorithm": "swad", "iterations": None}
-    root = read(page(mine, [], title="x", against=other, names=("new", "old")))
+    root = read(render_page(mine, [], title="x", against=other, names=("new", "old")))
     verdict = next(next(root.all("section", id="comparison")).all("p")).text
     assert (
         "nothing to compare. They differ in batch (new: 64; old: 16), source algorithm (new: erm; old: swad)" in verdict
@@ -166,7 +166,7 @@ def test_failures_of_pairs_say_in_which_sweep() -> None:
     mine, other = sweeps()
     mine += [record("pl", "b", 0, None), record("bn", "b", 0, 0.5)]
     other += [record("pl", "b", 0, None), record("bn", "b", 0, None)]
-    root = read(page(mine, [], title="x", against=other, names=("new", "old")))
+    root = read(render_page(mine, [], title="x", against=other, names=("new", "old")))
     (section,) = root.all("section", id="comparison")
     lists = {d.children[0].text: [li.text for li in d.all("li")] for d in section.all("details")}
     assert lists[" in both, but failed in new1 run"] == ["bn on digits/a, seed 0"]
@@ -181,9 +181,9 @@ def test_bars_of_many_rows_are_told_apart_without_colour() -> None:
     """The ninth and the first have one colour; of the first nine every bar is hatched in its own way."""
     curves = tuple(Curve(f"m{i}", (0,), (50.0,)) for i in range(20))
     root = read(
-        page(
+        render_page(
             [record("tsd", "a", 0, 0.5)],
-            [Plate("x", "", "", (Bars("", Axis("", ("a",)), Axis(""), curves),), 1)],
+            [FigureSpec("x", "", "", (BarPanel("", Axis("", ("a",)), Axis(""), curves),), 1)],
             title="x",
         )
     )
@@ -203,12 +203,12 @@ def test_bars_of_many_rows_are_told_apart_without_colour() -> None:
 
 
 def test_structures_have_the_colours_of_the_files() -> None:
-    root = read(page([record("tsd", "a", 0, 0.5)], plates()[-1:], title="x"))
+    root = read(render_page([record("tsd", "a", 0, 0.5)], figures()[-1:], title="x"))
     (key,) = next(root.all("div", class_="keys")).all("g")
     assert key.attributes["style"] == f"--c:{OUTLINES[0]}"
 
 
 def test_a_whole_table_is_copied_and_the_button_says_so() -> None:
-    (copy,) = read(page([record("tsd", "a", 0, 0.5)], [], title="x")).all("div", class_="copy")
+    (copy,) = read(render_page([record("tsd", "a", 0, 0.5)], [], title="x")).all("div", class_="copy")
     assert cells(copy) == []
     assert copy.text.startswith("Copy whole table as")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trueup.bench.records import Entry
-from trueup.report.paper_table import values_of, versus
-from trueup.report.render import render
+from trueup.report.paper_table import compare_with_paper, values_of
+from trueup.report.render import render_table
 
 
 def record(name: str, seed: int, **values: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_seconds_are_summed_and_memory_is_in_gigabytes() -> None:
 
 def test_table_has_ours_the_papers_and_the_difference() -> None:
     entries = {**ENTRIES, **{("PCL", column): Entry(paper=50.0) for column in ("A", "B", "Avg")}}
-    table = versus("A title", entries, RECORDS, notes=["a note"], literature=["PCL"])
+    table = compare_with_paper("A title", entries, RECORDS, notes=["a note"], literature=["PCL"])
     assert [c.name for c in table.columns[:3]] == ["A ours", "A paper", "A difference"]
     ours, paper, difference = table.rows[0].cells[:3]
     assert ours is not None
@@ -57,7 +57,7 @@ def test_table_has_ours_the_papers_and_the_difference() -> None:
     assert (paper.mean, paper.std) == (61.25, 0.5)
     assert difference.mean == pytest.approx(-3.75)
     assert table.rows[1].cells[0] is None
-    text = render(table, "terminal")
+    text = render_table(table, "terminal")
     for printed in (
         "57.50 ± 3.54",
         "61.25 ± 0.50",
@@ -71,19 +71,19 @@ def test_table_has_ours_the_papers_and_the_difference() -> None:
 
 
 def test_empty_cells_are_counted() -> None:
-    text = render(versus("t", ENTRIES, []), "terminal")
+    text = render_table(compare_with_paper("t", ENTRIES, []), "terminal")
     assert "3 of our cells are empty" in text
     assert "61.25" in text
 
 
 def test_columns_that_the_paper_has_no_number_of_are_ours_alone() -> None:
-    table = versus("t", {("tsd", "A"): A._replace(paper=None, deviation=None)}, RECORDS)
+    table = compare_with_paper("t", {("tsd", "A"): A._replace(paper=None, deviation=None)}, RECORDS)
     assert [c.name for c in table.columns] == ["A ours"]
 
 
 def test_counts_are_whole_numbers() -> None:
-    table = versus("t", {("SUN09", "3"): Entry(paper=30.0, counted=31.0)}, [])
-    text = render(table, "markdown")
+    table = compare_with_paper("t", {("SUN09", "3"): Entry(paper=30.0, counted=31.0)}, [])
+    text = render_table(table, "markdown")
     assert "| SUN09  |     31 |      30 |" in text
     assert "+1 |" in text
     assert "Numbers of images" in text
@@ -98,16 +98,16 @@ def test_a_failed_run_is_a_missing_one() -> None:
 def test_doubts_are_said() -> None:
     other = [{**r, "environment": {"device": "A6000" if r["id"].endswith("0") else "cpu"}} for r in RECORDS]
     other[0] = {**other[0], "results": {"accuracy": 0.5, "broken": 7}, "settings": {"seed": 0, "method": "tsd"}}
-    text = " ".join(render(versus("t", ENTRIES, other), "terminal").split())
+    text = " ".join(render_table(compare_with_paper("t", ENTRIES, other), "terminal").split())
     assert "environments differ in device (cpu, A6000)" in text
     assert "could not be read (1)" in text
 
 
 def test_cells_with_fewer_seeds_are_counted() -> None:
-    text = " ".join(render(versus("t", ENTRIES, [r for r in RECORDS if r["id"] != "c1"]), "terminal").split())
-    assert "2 of our cells rest on fewer than 2 seeds" in text  # B, and the average
+    table = compare_with_paper("t", ENTRIES, [r for r in RECORDS if r["id"] != "c1"])
+    assert "2 of our cells have fewer than 2 seeds" in table.notes  # B, and the average
 
 
 def test_seconds_say_that_they_are_sums() -> None:
-    table = versus("t", {("x", "t"): Entry(runs=((0, "d0"),), metric="seconds")}, RECORDS)
+    table = compare_with_paper("t", {("x", "t"): Entry(runs=((0, "d0"),), metric="seconds")}, RECORDS)
     assert table.caption.startswith("Seconds, all targets of a seed together.")

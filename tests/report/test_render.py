@@ -6,7 +6,7 @@ import re
 import pytest
 from studies import WIDE, labels, only, record, study
 
-from trueup.report.render import render
+from trueup.report.render import render_table
 from trueup.report.tables import Cell, Table
 
 
@@ -20,7 +20,7 @@ def awkward() -> Table:
 
 def test_csv_reads_back_to_the_same_numbers() -> None:
     for table in (only(study()), awkward()):
-        lines = list(csv.DictReader(render(table, "csv").splitlines()))
+        lines = list(csv.DictReader(render_table(table, "csv").splitlines()))
         assert [line["label"] for line in lines] == labels(table)
         for line, at in zip(lines, table.rows, strict=True):
             for column, found in zip(table.columns, at.cells, strict=True):
@@ -32,21 +32,21 @@ def test_csv_reads_back_to_the_same_numbers() -> None:
 
 def test_markdown_is_a_table() -> None:
     for table in (only(study()), awkward()):
-        lines = [line for line in render(table, "markdown").splitlines() if line.startswith("|")]
+        lines = [line for line in render_table(table, "markdown").splitlines() if line.startswith("|")]
         assert len(lines) == 2 + len(table.rows)
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(table.columns) + 2}
         assert len({len(line) for line in lines}) == 1
         assert re.fullmatch(r"\|-+(\|-+:)+\|", lines[1])
-    text = render(only(study()), "markdown")
+    text = render_table(only(study()), "markdown")
     assert "**80.0** ± 10.0" in text
     assert "<u>70.0</u> ± 0.0" in text
-    assert r"a\|b\*\<" in render(awkward(), "markdown")
+    assert r"a\|b\*\<" in render_table(awkward(), "markdown")
 
 
 def test_latex_is_balanced_and_escaped() -> None:
     wide = only([record(m, t, 0, 0.5 + i / 10) for i, m in enumerate(("source", "tsd")) for t in WIDE])
     for table in (only(study()), awkward(), wide):
-        text = render(table, "latex")
+        text = render_table(table, "latex")
         bare = re.sub(r"\\[\\{}$&#%_]", "", text)
         assert bare.count("{") == bare.count("}")
         assert bare.count("$") % 2 == 0
@@ -58,11 +58,11 @@ def test_latex_is_balanced_and_escaped() -> None:
         assert all(line.endswith(r" \\") for line in rows)
         assert rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}" in text
         assert (r"\resizebox" in text) == (table is wide)
-    text = render(awkward(), "latex")
+    text = render_table(awkward(), "latex")
     assert r"\caption{50\% \& \#1: accuracy in \%," in text
     assert r"a\_b$|$c" in text
     assert r"norm=``c\_d\%\&\#\$\{\}\textasciitilde{}\textasciicircum{}" in text
-    text = render(only(study()), "latex")
+    text = render_table(only(study()), "latex")
     assert r"\textbf{80.0} $\pm$ 10.0" in text
     assert r"\underline{70.0} $\pm$ 0.0" in text
     assert r" & -- & " in text
@@ -70,7 +70,7 @@ def test_latex_is_balanced_and_escaped() -> None:
 
 
 def test_terminal_lines_up() -> None:
-    lines = render(only(study()), "terminal").splitlines()
+    lines = render_table(only(study()), "terminal").splitlines()
     assert lines[2:7] == [
         "method            a            b      average          gain  seconds",
         "────────────────────────────────────────────────────────────────────",
@@ -82,7 +82,7 @@ def test_terminal_lines_up() -> None:
 
 def test_terminal_has_codes_only_when_asked() -> None:
     table = only(study())
-    plain, styled = render(table, "terminal"), render(table, "terminal", color=True)
+    plain, styled = render_table(table, "terminal"), render_table(table, "terminal", color=True)
     assert "\x1b" not in plain
     assert "\x1b[1m80.0\x1b[0m ± 10.0" in styled
     assert "\x1b[4m70.0\x1b[0m ±  0.0" in styled
@@ -94,7 +94,7 @@ def test_terminal_has_codes_only_when_asked() -> None:
 @pytest.mark.parametrize("width", [60, 100, 400])
 def test_wide_tables_continue_below(width: int) -> None:
     runs = [record(m, t, s, 0.5 + s / 50) for m in ("source", "tent", "tsd") for t in WIDE for s in range(3)]
-    text = render(only(runs), "terminal", width=width)
+    text = render_table(only(runs), "terminal", width=width)
     assert max(map(len, text.splitlines())) <= width
     assert text.count("\ntsd ") == text.count("─\n") == {60: 5, 100: 3, 400: 1}[width]
     assert text.count("52.0 ± 2.0") == 3 * (15 + 1)
@@ -104,6 +104,6 @@ def test_wide_tables_continue_below(width: int) -> None:
 def test_terminal_keeps_to_any_width() -> None:
     table = only(study())
     for width in range(40, 80):
-        text = render(table, "terminal", width=width)
+        text = render_table(table, "terminal", width=width)
         assert max(map(len, text.splitlines())) <= width
         assert text.count("─\n") == 1 or width < 68

@@ -12,9 +12,9 @@ from PIL import Image
 from studies import record
 
 from trueup.report.heatmap import heatmap
-from trueup.report.render import FORMS, render
-from trueup.report.stress_tables import Spot, StressTest, stress_tests
-from trueup.report.tables import tables
+from trueup.report.render import FORMS, render_table
+from trueup.report.stress_tables import StressCell, StressTest, stress_tests
+from trueup.report.tables import make_tables
 
 VALUES: dict[str, dict[str, dict[str, tuple[float | None, ...]]]] = {
     "source": {"iid": {"a": (0.5, 0.6), "b": (0.3, 0.4)}, "nan": {"a": (0.5, 0.6), "b": (0.3, 0.4)}},
@@ -42,14 +42,14 @@ def only(records: list[dict[str, Any]], **more: Any) -> StressTest:
     return test
 
 
-def spot(test: StressTest, label: str, name: str) -> Spot:
+def cell(test: StressTest, label: str, name: str) -> StressCell:
     row = next(row for row in test.rows if row.label == label)
-    found = row.spots[test.scenarios.index(name)]
+    found = row.cells[test.scenarios.index(name)]
     assert found is not None
     return found
 
 
-def near(found: Spot, *expected: float, where: str) -> None:
+def near(found: StressCell, *expected: float, where: str) -> None:
     assert (found.mean, found.difference, found.lowest) == pytest.approx(expected, abs=1e-12)
     assert found.where == where
 
@@ -58,18 +58,18 @@ def test_means_differences_and_worst_runs() -> None:
     test = only(ordeals())
     assert test.scenarios == ("iid", "nan")
     assert [row.label for row in test.rows] == ["source", "tent", "tsd"]
-    near(spot(test, "tent", "iid"), 0.55, 0.1, 0.0, where="b, seed 1")
-    near(spot(test, "tent", "nan"), 0.3, -0.15, -0.4, where="a, seed 0")
-    near(spot(test, "tsd", "iid"), 0.45, 0.0, -0.1, where="b, seed 0")
-    source = spot(test, "source", "nan")
+    near(cell(test, "tent", "iid"), 0.55, 0.1, 0.0, where="b, seed 1")
+    near(cell(test, "tent", "nan"), 0.3, -0.15, -0.4, where="a, seed 0")
+    near(cell(test, "tsd", "iid"), 0.45, 0.0, -0.1, where="b, seed 0")
+    source = cell(test, "source", "nan")
     assert (source.mean, source.difference, source.lowest) == (pytest.approx(0.45), None, None)
 
 
 def test_missing_run_is_left_out_of_both_sides() -> None:
     """tsd has three runs in nan: 0.5 - 0.5, 0.5 - 0.3, 0.5 - 0.4; the fourth of source has no counterpart."""
     test = only(ordeals())
-    near(spot(test, "tsd", "nan"), 0.5, 0.1, 0.0, where="a, seed 0")
-    assert spot(test, "tsd", "nan").runs == 3
+    near(cell(test, "tsd", "nan"), 0.5, 0.1, 0.0, where="a, seed 0")
+    assert cell(test, "tsd", "nan").runs == 3
     assert "failed runs (1): tsd in nan" in test.notes
 
 
@@ -95,13 +95,13 @@ def test_scenario_where_everything_failed_stays_a_column() -> None:
     values = {**VALUES, "tent": {"huge": {"a": (None, None)}}}
     test = only(ordeals(values))
     assert test.scenarios == ("iid", "nan", "huge")
-    assert [row.spots[2] for row in test.rows] == [None, None]
+    assert [row.cells[2] for row in test.rows] == [None, None]
 
 
 def test_of_two_records_of_a_run_the_last_counts() -> None:
     first = ordeals()
     again = [{**r, "results": {"accuracy": 0.9}} for r in first if r["settings"]["method"] == "tent"]
-    assert spot(only([*first, *again]), "tent", "iid").mean == pytest.approx(0.9)
+    assert cell(only([*first, *again]), "tent", "iid").mean == pytest.approx(0.9)
 
 
 def test_joined_targets_and_batches_do_not_make_tables_of_their_own() -> None:
@@ -109,7 +109,7 @@ def test_joined_targets_and_batches_do_not_make_tables_of_their_own() -> None:
     more += [record(m, "a", 0, v, stream="gradual", batch=2) for m, v in (("source", 0.2), ("tent", 0.3))]
     test = only(ordeals() + more)
     assert test.scenarios == ("iid", "nan", "mixed", "gradual")
-    near(spot(test, "tent", "mixed"), 0.1, -0.1, -0.1, where="a+b, seed 0")
+    near(cell(test, "tent", "mixed"), 0.1, -0.1, -0.1, where="a+b, seed 0")
     assert "targets a, b; seeds 0, 1." in test.caption
 
 
@@ -124,7 +124,7 @@ def test_models_of_files_share_a_table() -> None:
         for m in ("source", "tent")
         for seed in (0, 1)
     ]
-    assert spot(only(files), "tent", "iid").runs == 2
+    assert cell(only(files), "tent", "iid").runs == 2
 
 
 def test_without_source_there_are_no_differences() -> None:
@@ -151,7 +151,7 @@ def guarded() -> list[dict[str, Any]]:
 def test_guarded_runs_have_rows_of_their_own_and_names_if_one_likes() -> None:
     labels = ["source", "source (guard)", "tsd", 'tsd (norm="ema", guard)']
     assert [row.label for row in only(guarded()).rows] == labels
-    assert spot(only(guarded()), "tsd", "iid").difference == pytest.approx(0.1)  # from the source without a guard
+    assert cell(only(guarded()), "tsd", "iid").difference == pytest.approx(0.1)  # from the source without a guard
     named = only(guarded(), label=lambda s: "tsd, safe" if s.get("guard") and s["method"] == "tsd" else "")
     assert [row.label for row in named.rows] == [*labels[:3], "tsd, safe"]
     assert 'tsd, safe is tsd (norm="ema", guard)' in named.notes
@@ -160,12 +160,12 @@ def test_guarded_runs_have_rows_of_their_own_and_names_if_one_likes() -> None:
 
 
 def test_usual_tables_know_guards_too() -> None:
-    (table,) = tables(guarded())
+    (table,) = make_tables(guarded())
     assert [row.label for row in table.rows] == ["source", "source (guard)", "tsd", 'tsd (norm="ema", guard)']
 
 
 def test_usual_tables_of_stress_records_have_one_for_each_scenario() -> None:
-    found = tables(ordeals())
+    found = make_tables(ordeals())
     assert len(found) == 2
     assert "disturb nan" in found[1].caption
 
@@ -174,7 +174,7 @@ def test_refused_batches_are_told() -> None:
     records = ordeals()
     records[-1]["results"]["refused"] = 3
     records[-2]["results"]["refused"] = 2
-    assert "batches that were refused, and so count as wrong: tsd 5" in only(records).notes
+    assert "refused batches, counted as wrong: tsd 5" in only(records).notes
 
 
 def test_masks_are_measured_by_dice() -> None:
@@ -184,7 +184,7 @@ def test_masks_are_measured_by_dice() -> None:
     ]
     test = only(records)
     assert test.metric.name == "dice"
-    near(spot(test, "bn", "iid"), 0.7, 0.2, 0.2, where="a, seed 0")
+    near(cell(test, "bn", "iid"), 0.7, 0.2, 0.2, where="a, seed 0")
 
 
 # Tables and pictures
@@ -195,18 +195,18 @@ def test_tables_for_every_form() -> None:
     assert [column.name for column in accuracy.columns] == ["iid", "nan", "worst"]
     for table in (accuracy, mean, lowest):
         for form in FORMS:
-            assert "tent" in render(table, form)
-    text = render(accuracy, "terminal")
+            assert "tent" in render_table(table, form)
+    text = render_table(accuracy, "terminal")
     rows = {
         line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith(("source", "tent", "tsd"))
     }
     assert rows["source"] == ["°45.0", "°45.0", "–"]
     assert rows["tent"] == ["*55.0", "30.0", "-15.0"]
     assert rows["tsd"] == ["°45.0", "*50.0", "*+0.0"] or rows["tsd"] == ["45.0", "*50.0", "*+0.0"]
-    body = list(csv.DictReader(io.StringIO(render(lowest, "csv"))))
+    body = list(csv.DictReader(io.StringIO(render_table(lowest, "csv"))))
     assert [float(row["worst_mean"] or "nan") for row in body[1:]] == pytest.approx([-0.4, -0.1])
     assert float(body[1]["nan_mean"]) == pytest.approx(-0.4)
-    body = list(csv.DictReader(io.StringIO(render(mean, "csv"))))
+    body = list(csv.DictReader(io.StringIO(render_table(mean, "csv"))))
     assert float(body[1]["worst_mean"]) == pytest.approx(-0.15)
 
 
@@ -229,13 +229,7 @@ def colours(file: Path) -> Counter[str]:
 def test_colours_are_centred_and_clipped(tmp_path: Path) -> None:
     """No difference is nearly white; 30 points and 60 are the same; gains are blue, losses red."""
     values = {"source": 0.5, "none": 0.5, "good": 0.8, "better": 1.0, "bad": 0.2, "worse": 0.0}
-    found = {}
-    for name, value in values.items():
-        records = [record("source", "a", 0, 0.5), record("bn", "a", 0, value)]
-        (file,) = [f for f in heatmap(only(records), tmp_path / f"{name}.png") if f.suffix == ".svg"]
-        found[name] = colours(file)
-    assert found["good"] == found["better"]
-    assert found["bad"] == found["worse"]
-    assert [found[name]["#053061"] for name in ("good", "none", "bad")] == [3, 1, 1]  # the cell, and the last column
-    assert [found[name]["#67001f"] for name in ("good", "none", "bad")] == [1, 1, 3]
-    assert found["none"]["#f6f7f7"] == 2
+    records = [record(name, "a", 0, value) for name, value in values.items()]
+    found = colours(heatmap(only(records), tmp_path / "stress.png")[1])
+    assert found["#053061"] == found["#67001f"] == 5  # of each: two cells, two of the last column, an end of the scale
+    assert found["#f6f7f7"] == 2

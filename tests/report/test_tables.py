@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from studies import cell, labels, near, only, record, row, study
 
-from trueup.report.render import render
-from trueup.report.tables import tables
+from trueup.report.render import render_table
+from trueup.report.tables import make_tables
 
 ROOT2 = math.sqrt(2)
 
@@ -64,13 +64,13 @@ def masks(method: str, target: str, dice: float | None, **changes: Any) -> dict[
 def test_without_a_metric_masks_show_dice_and_classes_accuracy() -> None:
     """Each table for itself, though both are in one folder; a metric that is named holds for all."""
     eyes = [masks("source", "eye", 0.5, dataset="eyes"), masks("tsd", "eye", 0.75, dataset="eyes")]
-    first, second = tables([*study(), *eyes])
+    first, second = make_tables([*study(), *eyes])
     assert (first.metric.name, second.metric.name) == ("accuracy", "dice")
     near(cell(first, "tsd", "b"), 0.8, 0.1, 3)
     near(cell(second, "tsd", "eye"), 0.75, None, 1)
     near(cell(second, "tsd", "gain"), 0.25, None, 1)
-    assert "| tsd" in render(second, "markdown")
-    assert "75.0" in render(second, "markdown")
+    assert "| tsd" in render_table(second, "markdown")
+    assert "75.0" in render_table(second, "markdown")
     near(cell(only(eyes, metric="hd95"), "source", "eye"), 4.0, None, 1)
     assert only(eyes, metric="accuracy").rows[0].cells[0] is None
 
@@ -87,7 +87,7 @@ def test_missing_cell_takes_the_average_along() -> None:
     runs = [r for r in study() if (r["settings"]["method"], r["settings"]["target"]) != ("tent", "b")]
     table = only(runs)
     assert [cell(table, "tent", name) for name in ("b", "average", "gain")] == [None, None, None]
-    assert re.search(r"tent +\*66\.7 ± 20\.8 +– +– +– +2\.00\n", render(table, "terminal"))
+    assert re.search(r"tent +\*66\.7 ± 20\.8 +– +– +– +2\.00\n", render_table(table, "terminal"))
     assert "fewer than 3 seeds: tent has 0 on b" in table.notes
 
 
@@ -98,7 +98,7 @@ def test_cells_on_fewer_seeds_are_named() -> None:
 def test_one_seed_has_no_deviation() -> None:
     table = only([r for r in study() if r["settings"]["seed"] == 0])
     near(cell(table, "tsd", "a"), 0.6, None, 1)
-    assert "±" not in render(table, "terminal").replace("no ±", "")
+    assert "±" not in render_table(table, "terminal").replace("no ±", "")
     assert "batch 64, seed 0." in table.caption
     assert "One seed per cell, so no ±." in table.caption
 
@@ -122,9 +122,9 @@ def test_numbers_that_are_not_finite_pass_and_are_not_the_best() -> None:
     values = {"source": math.inf, "bn": 0.5, "tent": math.nan}
     table = only([record(m, "a", s, v) for m, v in values.items() for s in (0, 1)], metric="nll")
     assert [row.cells[0].mark for row in table.rows if row.cells[0]] == ["", "best", ""]
-    assert r"$\infty$" in render(table, "latex")
+    assert r"$\infty$" in render_table(table, "latex")
     for form in ("terminal", "markdown", "latex", "csv"):
-        assert "nan" in render(table, form)
+        assert "nan" in render_table(table, form)
 
 
 # Groups, rows, columns
@@ -145,7 +145,7 @@ def test_numbers_that_are_not_finite_pass_and_are_not_the_best() -> None:
     ],
 )
 def test_runs_that_differ_in_a_knob_are_never_averaged(changes: dict[str, Any]) -> None:
-    both = tables([record("tsd", "a", 0, 0.5), record("tsd", "a", 1, 0.7, **changes), record("tsd", "a", 2, 0.9)])
+    both = make_tables([record("tsd", "a", 0, 0.5), record("tsd", "a", 1, 0.7, **changes), record("tsd", "a", 2, 0.9)])
     assert [round(row.cells[0].mean, 9) for t in both for row in t.rows if row.cells[0]] == [0.7, 0.7]
     assert [row.cells[0].n for t in both for row in t.rows if row.cells[0]] == [2, 1]
     assert both[0].title + both[0].caption.replace("seeds 0, 2", "") != both[1].title + both[1].caption
@@ -164,7 +164,7 @@ def test_rows_of_one_method_are_labelled_with_what_differs() -> None:
     hypers = [{"lr": 1e-4, "norm": "batch", "k": 1}, {"lr": 1e-5, "norm": "batch", "k": 1}]
     runs = [record("tsd", "a", 0, 0.5, hyper=hyper) for hyper in hypers] + [record("bn", "a", 0, 0.5, hyper={"lr": 3})]
     assert labels(only(runs)) == ["tsd", "tsd (lr=1e-05)", "bn"]
-    assert "tsd, where its label says nothing else: lr=0.0001" in only(runs).notes
+    assert "tsd, unless its label says otherwise: lr=0.0001" in only(runs).notes
     more = record("tsd", "a", 0, 0.5, hyper=hypers[0] | {"norm": "source"})
     assert labels(only([*runs, more])) == [
         "tsd",
@@ -250,7 +250,7 @@ def test_failures_are_listed_and_not_counted() -> None:
     runs = [*study(), *(record("tent", "b", seed, None) for seed in (2, 3)), record("eata", "a", 0, None)]
     table = only(runs)
     assert table.notes[0] == "failed runs (3): tent on b (seed 2, 3); eata on a (seed 0)"
-    assert "failed runs (3)" in render(table, "terminal")
+    assert "failed runs (3)" in render_table(table, "terminal")
     near(cell(table, "tent", "b"), 0.7, 0.0, 2)
     assert labels(table) == ["source", "tent", "tsd"]
 
@@ -262,12 +262,12 @@ def test_target_that_failed_everywhere_stays_a_column() -> None:
 
 
 def test_group_of_failures_alone_is_a_table_of_notes() -> None:
-    first, second = tables([*study(), record("tsd", "a", 0, None, batch=1)])
+    first, second = make_tables([*study(), record("tsd", "a", 0, None, batch=1)])
     assert len(first.rows) == 3
     assert (second.rows, second.notes) == ((), ("failed runs (1): tsd on a (seed 0)",))
     assert second.caption == "Network digits-net, stream iid, batch 1. Source training: algorithm erm, iterations 300."
     for form in ("terminal", "markdown", "latex", "csv"):
-        assert render(second, form)
+        assert render_table(second, form)
 
 
 def test_last_record_of_an_id_counts() -> None:
@@ -292,10 +292,10 @@ def test_repeated_and_broken_runs_and_environments_are_named() -> None:
 
 def test_no_records_and_unknown_names_say_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"no finished runs; run `trueup bench` first$"):
-        tables([])
+        make_tables([])
     with pytest.raises(ValueError, match=r"no finished runs; .*failed runs \(1\): tsd on a"):
-        tables([record("tsd", "a", 0, None)])
+        make_tables([record("tsd", "a", 0, None)])
     with pytest.raises(ValueError, match=r"did you mean 'accuracy'.*nll.*peak_memory_mb"):
-        tables(study(), metric="acuracy")
+        make_tables(study(), metric="acuracy")
     with pytest.raises(ValueError, match=r"did you mean 'markdown'.*terminal.*csv"):
-        render(only(study()), "markdwn")
+        render_table(only(study()), "markdwn")

@@ -14,16 +14,16 @@ from torch import nn
 from trueup.core import files
 from trueup.source.checkpoints import (
     Store,
+    describe_given,
     digest_of_file,
-    given,
+    join_groups,
     load_model,
-    named,
-    part,
     read_checkpoint,
     read_header,
 )
-from trueup.source.networks import build
-from trueup.source.recipe import Given, Recipe, Training
+from trueup.source.external_checkpoints import take_prefix
+from trueup.source.networks import build_network
+from trueup.source.recipe import GivenModel, Recipe, Training
 
 RECIPE = Recipe(dataset="made-up", sources=("a",), classes=3, network="digits-net", training=Training(size=8))
 REPORT = {"history": [{"iteration": 1, "accuracy": 0.5, "loss": 1.25}], "kept": {"accuracy": 0.5}, "broken": ["ü.png"]}
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(5)
-    return build("digits-net", 3)
+    return build_network("digits-net", 3)
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
@@ -110,7 +110,7 @@ def test_a_network_that_has_changed_since_is_named(
     recipe = RECIPE.model_copy(update={"network": "changing:net"})
     monkeypatch.chdir(tmp_path)
     Path("changing.py").write_text("import torch\nwide = 4\ndef net(n): return torch.nn.Linear(wide, n)\n")
-    store.save(recipe, build("changing:net", 3), REPORT)
+    store.save(recipe, build_network("changing:net", 3), REPORT)
     monkeypatch.setattr("changing.wide", 5)
     with pytest.raises(ValueError, match=re.escape(store.path(recipe).name)):
         store.load(recipe)
@@ -137,15 +137,17 @@ def test_our_own_file_may_not_have_seen_the_target(store: Store, model: nn.Modul
     store.save(RECIPE, model, REPORT)
     seen = RECIPE.sources[0]
     with pytest.raises(ValueError, match=f"was trained on {seen}, which cannot be a target"):
-        given(store.path(RECIPE), ["elsewhere", seen], RECIPE.dataset, Training(normalize="half"))
-    said = given(store.path(RECIPE), ["elsewhere"], RECIPE.dataset, Training(normalize="half", multilabel=True))
+        describe_given(store.path(RECIPE), ["elsewhere", seen], RECIPE.dataset, Training(normalize="half"))
+    said = describe_given(
+        store.path(RECIPE), ["elsewhere"], RECIPE.dataset, Training(normalize="half", multilabel=True)
+    )
     assert (said.recipe, said.sources) == (RECIPE.digest(), RECIPE.sources)
     assert (said.size, said.normalize, said.multilabel) == (8, "imagenet", False)  # what the file says
 
 
 def test_our_own_file_may_have_seen_a_namesake_in_another_dataset(store: Store, model: nn.Module) -> None:
     store.save(RECIPE, model, REPORT)
-    assert given(store.path(RECIPE), [RECIPE.sources[0]], "other", Training()).recipe == RECIPE.digest()
+    assert describe_given(store.path(RECIPE), [RECIPE.sources[0]], "other", Training()).recipe == RECIPE.digest()
 
 
 @pytest.mark.parametrize(("source", "target"), [("a:all", "a"), ("a:all", "a:test"), ("a", "a:test")])
@@ -155,27 +157,27 @@ def test_a_part_of_what_a_model_has_seen_is_no_target_for_it(
     recipe = RECIPE.model_copy(update={"sources": (source,)})
     store.save(recipe, model, REPORT)
     with pytest.raises(ValueError, match=f"was trained on {target}, which cannot be a target"):
-        given(store.path(recipe), [target], recipe.dataset, Training())
+        describe_given(store.path(recipe), [target], recipe.dataset, Training())
 
 
 def test_our_own_file_says_whether_its_outputs_are_labels(store: Store, model: nn.Module) -> None:
     recipe = RECIPE.model_copy(update={"training": Training(size=8, multilabel=True)})
     store.save(recipe, model, REPORT)
-    assert given(store.path(recipe), ["b"], recipe.dataset, Training()).multilabel
+    assert describe_given(store.path(recipe), ["b"], recipe.dataset, Training()).multilabel
 
 
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_somebody_elses_file_is_seen_as_the_settings_say(multilabel: bool, model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "plain.pt"
     torch.save(model.state_dict(), path)
-    said = given(path, ["a"], RECIPE.dataset, Training(size=16, normalize="half", multilabel=multilabel))
+    said = describe_given(path, ["a"], RECIPE.dataset, Training(size=16, normalize="half", multilabel=multilabel))
     expected = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    assert said == Given(checkpoint=expected, size=16, normalize="half", multilabel=multilabel)
+    assert said == GivenModel(checkpoint=expected, size=16, normalize="half", multilabel=multilabel)
 
 
 def test_our_own_file_with_other_classes_is_refused(store: Store, model: nn.Module) -> None:
     store.save(RECIPE, model, REPORT)
-    with pytest.raises(ValueError, match="safetensors knows 3 classes; the dataset has 7"):
+    with pytest.raises(ValueError, match="safetensors has 3 classes; the dataset has 7"):
         load_model(store.path(RECIPE), "digits-net", 7, 8)
 
 
@@ -211,7 +213,7 @@ def test_the_state_of_an_adapter_is_no_source_model(tmp_path: Path) -> None:
 def test_an_unfinished_training_is_no_model(store: Store, model: nn.Module) -> None:
     """A user who takes the wrong one of two files is told so, and not by a bare error of torch."""
     store.folder.mkdir(parents=True)
-    tensors = named({"model": model.state_dict(), "kept": {}})
+    tensors = join_groups({"model": model.state_dict(), "kept": {}})
     files.write(store.partial(RECIPE), tensors, {"recipe": RECIPE.model_dump(mode="json"), "done": 3}, "source")
     for load in (read_checkpoint, lambda path: load_model(path, "digits-net", 3, 8)):
         with pytest.raises(ValueError, match="unfinished"):
@@ -228,8 +230,8 @@ def test_the_digest_of_a_file_is_the_beginning_of_its_sha256(tmp_path: Path) -> 
 
 def test_sets_of_tensors_come_apart_again() -> None:
     a, b = {"x": torch.ones(1), "model/x": torch.zeros(1)}, {"x": torch.zeros(2)}
-    both = named({"model": a, "kept": b, "swad": {}})
+    both = join_groups({"model": a, "kept": b, "swad": {}})
     assert set(both) == {"model/x", "model/model/x", "kept/x"}
-    assert part(both, "model") == a
-    assert part(both, "kept") == b
-    assert part(both, "swad") == {}
+    assert take_prefix(both, "model/") == a
+    assert take_prefix(both, "kept/") == b
+    assert take_prefix(both, "swad/") == {}

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trueup.model.heads import HeadNotFoundError
-from trueup.source.external_checkpoints import load_foreign, read_checkpoint
-from trueup.source.networks import build
+from trueup.source.external_checkpoints import load_external, read_external
+from trueup.source.networks import build_network
 
 EXAMPLE = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
@@ -58,12 +58,12 @@ SMALL = ("digits-net", "head", 128)
 
 def fresh(name: str = SMALL[0]) -> nn.Module:
     torch.manual_seed(1)
-    return build(name, 4)
+    return build_network(name, 4)
 
 
 def features(name: str, head: str) -> nn.Module:
     torch.manual_seed(2)
-    model = build(name, 1000)
+    model = build_network(name, 1000)
     setattr(model, head, nn.Identity())
     return model
 
@@ -109,7 +109,7 @@ def assert_refused(path: Path, match: str, model: nn.Module | None = None) -> No
     model = model or fresh()
     before, modes = tensors(model), [module.training for module in model.modules()]
     with pytest.raises(ValueError, match=match):
-        load_foreign(path, model, EXAMPLE)
+        load_external(path, model, EXAMPLE)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert modes == [module.training for module in model.modules()]
 
@@ -118,7 +118,7 @@ def test_domainbed_gives_the_same_logits_and_its_settings(tmp_path: Path) -> Non
     algorithm, content = domainbed(RESNET)
     model = fresh(RESNET[0])
     before = set(torch.serialization.get_safe_globals())
-    settings = load_foreign(saved(content, tmp_path), model, EXAMPLE)
+    settings = load_external(saved(content, tmp_path), model, EXAMPLE)
     assert torch.equal(model.eval()(EXAMPLE), algorithm(EXAMPLE))
     assert model.bn1.num_batches_tracked == 7
     del content["model_dict"]
@@ -137,7 +137,7 @@ def test_numpy_scalars_of_old_versions(tmp_path: Path) -> None:
             target.writestr(name, source.read(name).replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
     path.write_bytes(old.getvalue())
     assert b"numpy.core.multiarray" in path.read_bytes()
-    assert read_checkpoint(path)["args"] == {"x": 0.1}
+    assert read_external(path)["args"] == {"x": 0.1}
 
 
 @pytest.mark.parametrize("array", [np.arange(3), np.array([object()], dtype=object)], ids=["numbers", "objects"])
@@ -150,7 +150,7 @@ def test_numpy_scalars_that_hold_objects_are_refused(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return np.float64(0).__reduce__()[0], (np.dtype("O"), "text")
 
-    assert_refused(saved({"args": Odd(), "model_dict": {}}, tmp_path), "a numpy value of type 'O8' is no setting")
+    assert_refused(saved({"args": Odd(), "model_dict": {}}, tmp_path), "a numpy value of type 'O8' is not a setting")
 
 
 def test_what_the_process_allows_for_its_own_files_is_not_allowed_here(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_the_process_allows_for_its_own_files_is_not_allowed_here(tmp_path:
 def test_authors_checkpoint_gives_the_same_logits(tmp_path: Path) -> None:
     algorithm, content = authors(RESNET)
     model = fresh(RESNET[0])
-    settings = load_foreign(saved(content, tmp_path), model, EXAMPLE)
+    settings = load_external(saved(content, tmp_path), model, EXAMPLE)
     assert torch.equal(model.eval()(EXAMPLE), algorithm(EXAMPLE))
     assert settings == {"args": content["args"]}
 
@@ -179,13 +179,13 @@ def test_authors_checkpoint_gives_the_same_logits(tmp_path: Path) -> None:
 )
 def test_authors_other_backbones(name: str, head: str, wrapper: str, tmp_path: Path) -> None:
     torch.manual_seed(4)
-    inner, size = build(name, 4, size=32), 32
+    inner, size = build_network(name, 4, size=32), 32
     width = inner.get_submodule(head)[1].in_features if head == "classifier" else inner.get_submodule(head).in_features
     setattr(inner, head, nn.Identity())
     algorithm = trained(Algorithm(Named(wrapper, inner), Named("fc", nn.Linear(width, 4))))
     x = torch.randn(2, 3, size, size)
-    model = build(name, 4, size=32)
-    load_foreign(saved({"args": {}, "model_dict": algorithm.state_dict()}, tmp_path), model, x)
+    model = build_network(name, 4, size=32)
+    load_external(saved({"args": {}, "model_dict": algorithm.state_dict()}, tmp_path), model, x)
     assert torch.equal(model.eval()(x), algorithm(x))
 
 
@@ -207,15 +207,15 @@ def test_authors_vgg_names_its_layers_anew(tmp_path: Path) -> None:
         name = name.replace("classifier.0.", "classifier.classifier0.")
         last = name.startswith("classifier.3.")
         state[name.replace("classifier.3.", "classifier.fc.") if last else f"featurizer.{name}"] = tensor
-    load_foreign(saved({"args": {}, "model_dict": state}, tmp_path), model, EXAMPLE)
+    load_external(saved({"args": {}, "model_dict": state}, tmp_path), model, EXAMPLE)
     assert torch.equal(model.eval()(EXAMPLE), theirs(EXAMPLE))
 
 
 @pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
 def test_plain_state_dict(wrap: str | None, tmp_path: Path) -> None:
-    theirs, model = trained(fresh()), build("digits-net", 4)
+    theirs, model = trained(fresh()), build_network("digits-net", 4)
     state = {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}
-    settings = load_foreign(saved({wrap: state, "epoch": 3} if wrap else state, tmp_path), model, EXAMPLE)
+    settings = load_external(saved({wrap: state, "epoch": 3} if wrap else state, tmp_path), model, EXAMPLE)
     assert settings == ({"epoch": 3} if wrap else {})
     assert torch.equal(model.eval()(EXAMPLE), theirs(EXAMPLE))
 
@@ -224,7 +224,7 @@ def test_safetensors_and_a_model_with_such_names_itself(tmp_path: Path) -> None:
     """The names of the file are the model's: nothing is renamed."""
     theirs, model = (nn.ModuleDict({"featurizer": nn.Conv2d(3, 2, 3), "classifier": nn.Linear(2, 4)}) for _ in range(2))
     save_file(theirs.state_dict(), tmp_path / "x.safetensors")
-    assert load_foreign(tmp_path / "x.safetensors", model, EXAMPLE) == {}
+    assert load_external(tmp_path / "x.safetensors", model, EXAMPLE) == {}
     assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), model.parameters(), strict=True))
 
 
@@ -232,7 +232,7 @@ def test_other_parts_of_an_algorithm_are_ignored_and_named(tmp_path: Path) -> No
     algorithm, content = domainbed()
     content["model_dict"] |= {"discriminator.input.weight": torch.ones(2), "update_count": torch.tensor([1])}
     model = fresh()
-    assert load_foreign(saved(content, tmp_path), model, EXAMPLE)["ignored"] == ["discriminator", "update_count"]
+    assert load_external(saved(content, tmp_path), model, EXAMPLE)["ignored"] == ["discriminator", "update_count"]
     assert torch.equal(model.eval()(EXAMPLE), algorithm(EXAMPLE))
 
 
@@ -240,7 +240,7 @@ def test_counts_of_batch_norm_may_be_missing(tmp_path: Path) -> None:
     algorithm, content = domainbed()
     state = {n: t for n, t in content["model_dict"].items() if not n.endswith("num_batches_tracked")}
     model = fresh()
-    load_foreign(saved({**content, "model_dict": state}, tmp_path), model, EXAMPLE)
+    load_external(saved({**content, "model_dict": state}, tmp_path), model, EXAMPLE)
     assert torch.equal(model.eval()(EXAMPLE), algorithm(EXAMPLE))
 
 
@@ -325,7 +325,7 @@ def test_classifiers_of_several_layers_and_weight_norm(tmp_path: Path) -> None:
 def test_a_model_without_a_head(tmp_path: Path) -> None:
     model = nn.Sequential(fresh(), nn.Softmax(dim=1))
     with pytest.raises(HeadNotFoundError):
-        load_foreign(saved(domainbed()[1], tmp_path), model, EXAMPLE)
+        load_external(saved(domainbed()[1], tmp_path), model, EXAMPLE)
 
 
 @pytest.mark.parametrize("content", [{}, {"args": {}}, {"args": {}, "model_dict": {}}, 3, [torch.ones(2)]])
@@ -337,13 +337,13 @@ def test_files_without_a_state_dict(content: object, tmp_path: Path) -> None:
 def test_damaged_files(cut: int, tmp_path: Path) -> None:
     path = saved(fresh().state_dict(), tmp_path)
     path.write_bytes(path.read_bytes()[:cut])
-    assert_refused(path, "is no checkpoint of torch, or was cut off")
+    assert_refused(path, "is not a torch checkpoint, or was cut off")
 
 
 def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").write_text("hello, world")
-    assert_refused(tmp_path / "x.pkl", "is no checkpoint of torch, or was cut off")
+    assert_refused(tmp_path / "x.pkl", "is not a torch checkpoint, or was cut off")
     (tmp_path / "x.safetensors").write_text("hello, world")
-    assert_refused(tmp_path / "x.safetensors", "is no safetensors file, or was cut off")
+    assert_refused(tmp_path / "x.safetensors", "is not a safetensors file, or was cut off")
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        load_foreign(tmp_path / "none", fresh(), EXAMPLE)
+        load_external(tmp_path / "none", fresh(), EXAMPLE)

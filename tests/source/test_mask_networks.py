@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.model.heads import as_logits
-from trueup.source.networks import build, check_network, network_code
+from trueup.source.networks import build_network, check_network, network_code
 from trueup.source.segmenters import SmallUNet, check_smp
 
 torchvision_segmenters = torchvision.models.segmentation
@@ -39,7 +39,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shape", [(8, 8), (9, 8), (11, 23), (15, 15), (32, 32), (33, 50)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_small_unet_answers_every_pixel_of_any_size(shape: tuple[int, int], channels: int) -> None:
-    assert build("small-unet", channels)(torch.randn(2, 3, *shape)).shape == (2, channels, *shape)
+    assert build_network("small-unet", channels)(torch.randn(2, 3, *shape)).shape == (2, channels, *shape)
 
 
 def test_small_unet_by_hand() -> None:
@@ -49,12 +49,12 @@ def test_small_unet_by_hand() -> None:
         return 9 * (before * after + after * after) + 2 * 2 * after
 
     expected = double(3, 16) + double(16, 32) + double(32, 64) + double(96, 32) + double(48, 16) + 16 * 5 + 5
-    assert sum(p.numel() for p in build("small-unet", 5).parameters()) == expected
+    assert sum(p.numel() for p in build_network("small-unet", 5).parameters()) == expected
 
 
 def test_small_unet_computes_what_it_should() -> None:
     torch.manual_seed(0)
-    model = build("small-unet", 3).eval()
+    model = build_network("small-unet", 3).eval()
     assert isinstance(model, SmallUNet)
     x = torch.randn(2, 3, 12, 20)
     high = model.enter(x)
@@ -71,7 +71,7 @@ def test_small_unet_starts_from_torchs_random_state() -> None:
     models = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        models.append(build("small-unet", 2).state_dict()["head.weight"])
+        models.append(build_network("small-unet", 2).state_dict()["head.weight"])
     assert torch.equal(models[0], models[1])
     assert not torch.equal(models[0], models[2])
 
@@ -88,7 +88,7 @@ def test_small_unet_starts_from_torchs_random_state() -> None:
     ],
 )
 def test_smp_by_architecture_and_encoder(name: str, kind: type, encoder: str) -> None:
-    model = build(name, 3, size=64)
+    model = build_network(name, 3, size=64)
     assert isinstance(model, kind)
     assert type(model.encoder).__name__ == encoder
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_encoder_may_be_left_out() -> None:
     ],
 )
 def test_unknown_names_of_smp_are_refused_before_anything_is_built(name: str, said: str) -> None:
-    for ask in (check_network, lambda n: build(n, 3)):
+    for ask in (check_network, lambda n: build_network(n, 3)):
         with pytest.raises(ValueError, match=re.escape(f"{name!r}: segmentation_models_pytorch has {said}")):
             ask(name)
 
@@ -124,23 +124,23 @@ def test_imagenet_weights_of_smp_are_asked_for_by_name(monkeypatch: pytest.Monke
         return nn.Identity()
 
     monkeypatch.setattr(smp, "create_model", create)
-    build("smp:unet/resnet18", 2, weights="imagenet")
+    build_network("smp:unet/resnet18", 2, weights="imagenet")
     assert asked == {"args": ("unet", "resnet18"), "classes": 2, "encoder_weights": "imagenet"}
-    build("smp:unet/resnet18", 4)
+    build_network("smp:unet/resnet18", 4)
     assert asked == {"args": ("unet", "resnet18"), "classes": 4, "encoder_weights": None}
 
 
 @pytest.mark.parametrize("name", ["smp:unet/resnet18", "deeplabv3_mobilenet_v3_large"])
 def test_imagenet_without_a_network(name: str) -> None:
     with pytest.raises(OSError, match=f"ImageNet weights of '{name}' could not be loaded.* a local file"):
-        build(name, 3, weights="imagenet")
+        build_network(name, 3, weights="imagenet")
 
 
 def test_library_that_is_not_installed_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
-    with pytest.raises(ImportError, match=r"segmentation_models_pytorch is not installed; pip install 'trueup\[seg\]'"):
-        build("smp:unet", 3)
-    assert build("small-unet", 3)  # needs nobody
+    with pytest.raises(ImportError, match=r"segmentation_models_pytorch is not installed: pip install 'trueup\[seg\]'"):
+        build_network("smp:unet", 3)
+    assert build_network("small-unet", 3)  # needs nobody
 
 
 # torchvision
@@ -155,7 +155,7 @@ def test_library_that_is_not_installed_is_named_with_what_brings_it(monkeypatch:
     ],
 )
 def test_segmenters_of_torchvision_come_without_weights(name: str, kind: type) -> None:
-    model = build(name, 2, size=64)
+    model = build_network(name, 2, size=64)
     assert isinstance(model, kind)
     with torch.no_grad():
         answer = model.eval()(torch.randn(2, 3, 64, 64))
@@ -167,7 +167,7 @@ def test_backbone_alone_has_imagenet_weights(monkeypatch: pytest.MonkeyPatch) ->
     torch.manual_seed(0)
     state = torchvision.models.mobilenet_v3_large().state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: state)
-    model = build("deeplabv3_mobilenet_v3_large", 2, weights="imagenet", size=64)
+    model = build_network("deeplabv3_mobilenet_v3_large", 2, weights="imagenet", size=64)
     first: Tensor = model.state_dict()["backbone.0.0.weight"]
     assert torch.equal(first, state["features.0.0.weight"])
     assert model.state_dict()["classifier.4.weight"].shape[0] == 2
@@ -194,7 +194,7 @@ def test_misspelt_segmenter_of_torchvision_finds_its_name() -> None:
 )
 def test_adapters_find_the_head(name: str, head: str, multilabel: bool) -> None:
     torch.manual_seed(0)
-    model = build(name, 2, size=64).eval()
+    model = build_network(name, 2, size=64).eval()
     adapter = trueup.adapt(model, "tsd", multilabel=multilabel)
     assert adapter(torch.randn(2, 3, 64, 64)).shape == (2, 2, 64, 64)
     assert (adapter.net.head, adapter.updates) == (head, 1)
@@ -202,7 +202,7 @@ def test_adapters_find_the_head(name: str, head: str, multilabel: bool) -> None:
 
 def test_a_single_label_is_a_network_too() -> None:
     torch.manual_seed(0)
-    adapter = trueup.adapt(build("small-unet", 1).eval(), "tsd", multilabel=True)
+    adapter = trueup.adapt(build_network("small-unet", 1).eval(), "tsd", multilabel=True)
     assert adapter(torch.randn(2, 3, 32, 32)).shape == (2, 1, 32, 32)
     assert (adapter.net.head, adapter.updates) == ("head", 1)
 
@@ -212,9 +212,9 @@ def test_a_single_label_is_a_network_too() -> None:
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_file_fills_all_but_a_head_of_other_outputs(channels: int, tmp_path: Path) -> None:
-    theirs = build("small-unet", 3).state_dict()
+    theirs = build_network("small-unet", 3).state_dict()
     torch.save(theirs, tmp_path / "x.pt")
-    ours = build("small-unet", channels, weights=str(tmp_path / "x.pt"), size=32).state_dict()
+    ours = build_network("small-unet", channels, weights=str(tmp_path / "x.pt"), size=32).state_dict()
     fits = [name for name in ours if channels == 3 or not name.startswith("head")]
     assert all(torch.equal(ours[name], theirs[name]) for name in fits)
     assert ours["head.weight"].shape == (channels, 16, 1, 1)

@@ -20,8 +20,8 @@ from trueup.bench.sweep import run
 from trueup.core import files
 from trueup.data.datasets import Dataset
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 from trueup.source.train import train
 
@@ -74,7 +74,7 @@ def same(a: Path, b: Path) -> bool:
 def start(chosen: Recipe) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(chosen.seed)
-        return build(chosen.network, chosen.classes, size=scans.SIDE)
+        return build_network(chosen.network, chosen.classes, size=scans.SIDE)
 
 
 def answer(logits: Tensor, *, multilabel: bool) -> list[Any]:
@@ -89,7 +89,7 @@ def score(model: nn.Module, *, multilabel: bool, patients: int = 5) -> float:
     means = []
     for name in SOURCES:
         domain = scans.dataset(patients).domain(name)
-        _, held = split(domain, 0.4, 0)
+        _, held = split_holdout(domain, 0.4, 0)
         x = scans.tensor(np.stack([domain.image(i) for i in held.tolist()]))
         y = np.stack([domain.mask(i) for i in held.tolist()])  # type: ignore[attr-defined]
         with torch.no_grad():
@@ -177,7 +177,7 @@ def test_validation_sees_each_held_out_slice_once_and_as_it_is(tmp_path: Path) -
     assert [len(x) for x in held] == [4, 4]
     for x, name in zip(held, SOURCES, strict=True):
         domain = scans.dataset().domain(name)
-        _, expected = split(domain, 0.4, 0)
+        _, expected = split_holdout(domain, 0.4, 0)
         assert torch.equal(x, scans.tensor(np.stack([domain.image(i) for i in expected.tolist()])))
 
 
@@ -256,11 +256,11 @@ def test_a_domain_of_one_patient_alone_has_nobody_to_hold_out(tmp_path: Path) ->
 
 
 def test_a_classifier_is_refused_for_masks_and_the_other_way_round(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a mask takes a segmenter"):
+    with pytest.raises(ValueError, match="a mask needs a segmenter"):
         train(recipe("digits-net"), scans.dataset(), Store(tmp_path))
     plain = scans.dataset()
     classes = Dataset("scans", ("a", "b", "c", "d", "e"), plain.targets, plain.open)
-    with pytest.raises(ValueError, match="one class per image takes a classifier"):
+    with pytest.raises(ValueError, match="one class per image needs a classifier"):
         train(recipe(augment="none"), classes, Store(tmp_path))
 
 

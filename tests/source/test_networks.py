@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trueup.model.heads import find_head
-from trueup.source.networks import build
+from trueup.source.networks import build_network
 
 
 def same(model: nn.Module, state: dict[str, Tensor], without: str = "-") -> bool:
@@ -27,7 +27,7 @@ def test_resnet26_by_hand() -> None:
     second = 16 * 32 * 9 + 7 * 32 * 32 * 9 + 2 * 16 + 7 * 2 * 32
     third = 32 * 64 * 9 + 7 * 64 * 64 * 9 + 2 * 32 + 7 * 2 * 64
     end = 2 * 64 + 64 * 10 + 10
-    model = build("resnet26-cifar", 10)
+    model = build_network("resnet26-cifar", 10)
     parts = [model.conv1, model.layer1, model.layer2, model.layer3]
     assert [sum(p.numel() for p in part.parameters()) for part in parts] == [stem, first, second, third]
     assert sum(p.numel() for p in model.parameters()) == stem + first + second + third + end == 366_938
@@ -41,7 +41,7 @@ def test_resnet26_by_hand() -> None:
 def test_resnet26_computes_what_it_should() -> None:
     """Each block written out once more; the 8x8 pooling of the original at 32x32."""
     torch.manual_seed(0)
-    model, x = build("resnet26-cifar", 10).double().eval(), torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    model, x = build_network("resnet26-cifar", 10).double().eval(), torch.randn(3, 3, 32, 32, dtype=torch.float64)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight)
@@ -61,7 +61,7 @@ def test_resnet26_computes_what_it_should() -> None:
 
 
 def test_digits_net_by_hand() -> None:
-    model = build("digits-net", 10)
+    model = build_network("digits-net", 10)
     convolutions = 9 * (3 * 32 + 32 * 64 + 64 * 128 + 128 * 128)
     assert sum(p.numel() for p in model.parameters()) == convolutions + 2 * (32 + 64 + 128 + 128) + 128 * 10 + 10
     assert model.body(torch.randn(2, 3, 32, 32)).shape == (2, 128, 4, 4)
@@ -71,7 +71,7 @@ def test_digits_net_by_hand() -> None:
 @pytest.mark.parametrize("name", ["resnet26-cifar", "digits-net"])
 @pytest.mark.parametrize("size", [8, 9, 11, 32, 47])
 def test_own_networks_take_any_size(name: str, size: int) -> None:
-    assert build(name, 3)(torch.randn(2, 3, size, size)).shape == (2, 3)
+    assert build_network(name, 3)(torch.randn(2, 3, size, size)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_own_networks_take_any_size(name: str, size: int) -> None:
     ],
 )
 def test_library_networks(name: str, size: int, kind: type) -> None:
-    model = build(name, 5, size=size)
+    model = build_network(name, 5, size=size)
     assert isinstance(model, kind)
     assert model.training
     with torch.no_grad():
@@ -112,37 +112,37 @@ def test_library_networks(name: str, size: int, kind: type) -> None:
 def test_unknown_names(name: str, near: str | None) -> None:
     hint = f"; did you mean {near!r}?" if near else ""
     with pytest.raises(ValueError, match=re.escape(f"no network is called {name!r}{hint}")):
-        build(name, 5)
+        build_network(name, 5)
 
 
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="at least one output, not 0"):
-        build("digits-net", 0)
-    with pytest.raises(ValueError, match='weights=\'imagnet\' is neither "none" nor "imagenet"'):
-        build("digits-net", 5, weights="imagnet")
+        build_network("digits-net", 0)
+    with pytest.raises(ValueError, match='weights=\'imagnet\' must be "none", "imagenet"'):
+        build_network("digits-net", 5, weights="imagnet")
 
 
 # Files of weights
 
 
 def test_file_with_the_same_classes_loads_all(tmp_path: Path) -> None:
-    state = build("digits-net", 5).state_dict()
+    state = build_network("digits-net", 5).state_dict()
     save_file(state, tmp_path / "x.safetensors")
     torch.save({"state_dict": {f"module.{n}": t for n, t in state.items()}, "epoch": 3}, tmp_path / "x.pt")
     torch.save({"model": state}, tmp_path / "x.pth")
     for file in ("x.safetensors", "x.pt", "x.pth"):
-        assert same(build("digits-net", 5, weights=str(tmp_path / file), size=32), state)
+        assert same(build_network("digits-net", 5, weights=str(tmp_path / file), size=32), state)
 
 
 @pytest.mark.parametrize(("name", "head"), [("digits-net", "head"), ("timm/mixer_s32_224", "head")])
 def test_file_with_other_classes_loads_all_but_the_head(name: str, head: str, tmp_path: Path) -> None:
     """timm's mixer starts with a head of zeros; ours is torch's own start, and hangs on the seed alone."""
-    state = build(name, 7, size=64).state_dict()
+    state = build_network(name, 7, size=64).state_dict()
     save_file(state, tmp_path / "x.safetensors")
     models = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        models.append(build(name, 5, weights=str(tmp_path / "x.safetensors"), size=64))
+        models.append(build_network(name, 5, weights=str(tmp_path / "x.safetensors"), size=64))
     a, b, c = (model.get_submodule(head) for model in models)
     assert same(models[0], state, without=head)
     assert a.weight.shape[0] == 5
@@ -156,27 +156,27 @@ def test_file_with_other_classes_loads_all_but_the_head(name: str, head: str, tm
 
 def test_probing_leaves_the_random_state_alone(tmp_path: Path) -> None:
     """The new head is drawn right after the network's own start: as if no file had been read."""
-    save_file(build("digits-net", 7).state_dict(), tmp_path / "x.safetensors")
+    save_file(build_network("digits-net", 7).state_dict(), tmp_path / "x.safetensors")
     torch.manual_seed(3)
-    model = build("digits-net", 5, weights=str(tmp_path / "x.safetensors"), size=32)
+    model = build_network("digits-net", 5, weights=str(tmp_path / "x.safetensors"), size=32)
     torch.manual_seed(3)
-    head = build("digits-net", 5).head
+    head = build_network("digits-net", 5).head
     head.reset_parameters()
     assert torch.equal(model.head.weight, head.weight)
 
 
 def test_file_without_a_head_or_counts(tmp_path: Path) -> None:
-    state = {n: t for n, t in build("digits-net", 5).state_dict().items() if not n.startswith("head")}
+    state = {n: t for n, t in build_network("digits-net", 5).state_dict().items() if not n.startswith("head")}
     torch.save({n: t for n, t in state.items() if not n.endswith("num_batches_tracked")}, tmp_path / "x.pt")
-    assert same(build("digits-net", 5, weights=str(tmp_path / "x.pt"), size=32), state, without="head")
+    assert same(build_network("digits-net", 5, weights=str(tmp_path / "x.pt"), size=32), state, without="head")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("classes", [5, 7])
 def test_other_precision_becomes_float32(dtype: torch.dtype, classes: int, tmp_path: Path) -> None:
-    state = build("digits-net", classes).to(dtype).state_dict()
+    state = build_network("digits-net", classes).to(dtype).state_dict()
     save_file(state, tmp_path / "x.safetensors")
-    model = build("digits-net", 5, weights=str(tmp_path / "x.safetensors"), size=32)
+    model = build_network("digits-net", 5, weights=str(tmp_path / "x.safetensors"), size=32)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert same(model, state, without="-" if classes == 5 else "head")
 
@@ -196,26 +196,26 @@ def test_other_precision_becomes_float32(dtype: torch.dtype, classes: int, tmp_p
     ],
 )
 def test_files_that_do_not_fit(change, said: str, tmp_path: Path) -> None:
-    state = dict(build("digits-net", 5).state_dict())
+    state = dict(build_network("digits-net", 5).state_dict())
     change(state)
     torch.save(state, tmp_path / "x.pt")
     with pytest.raises(ValueError, match=rf"x.pt does not fit the model: {said}"):
-        build("digits-net", 5, weights=str(tmp_path / "x.pt"), size=32)
+        build_network("digits-net", 5, weights=str(tmp_path / "x.pt"), size=32)
 
 
 def test_weights_of_another_network(tmp_path: Path) -> None:
-    torch.save(build("resnet26-cifar", 5).state_dict(), tmp_path / "x.pt")
+    torch.save(build_network("resnet26-cifar", 5).state_dict(), tmp_path / "x.pt")
     with pytest.raises(ValueError, match=r"body.0.weight is missing; conv1.weight is unexpected; .* and \d+ more$"):
-        build("digits-net", 5, weights=str(tmp_path / "x.pt"), size=32)
+        build_network("digits-net", 5, weights=str(tmp_path / "x.pt"), size=32)
 
 
 @pytest.mark.parametrize("file", ["x.pt", "x.safetensors"])
 def test_damaged_files(file: str, tmp_path: Path) -> None:
-    state = build("digits-net", 5).state_dict()
+    state = build_network("digits-net", 5).state_dict()
     save_file(state, tmp_path / file) if file.endswith("safetensors") else torch.save(state, tmp_path / file)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:5000])
     with pytest.raises(ValueError, match="or was cut off"):
-        build("digits-net", 5, weights=str(tmp_path / file))
+        build_network("digits-net", 5, weights=str(tmp_path / file))
 
 
 # ImageNet's weights
@@ -226,8 +226,8 @@ def test_imagenet_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     state = torchvision.models.resnet18().state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: state)
-    assert same(build("resnet18", 1000, weights="imagenet", size=32), state)
-    model = build("resnet18", 5, weights="imagenet", size=32)
+    assert same(build_network("resnet18", 1000, weights="imagenet", size=32), state)
+    model = build_network("resnet18", 5, weights="imagenet", size=32)
     assert same(model, state, without="fc")
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 5)
     assert model.fc.out_features == 5
@@ -239,7 +239,7 @@ def test_imagenet_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     state = timm.create_model("vit_tiny_patch16_224", num_classes=21843).state_dict()
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: dict(state))
     for classes in (21843, 1000, 5):
-        model = build("vit_tiny_patch16_224.augreg_in21k", classes, weights="imagenet")
+        model = build_network("vit_tiny_patch16_224.augreg_in21k", classes, weights="imagenet")
         assert same(model, state, without="-" if classes == 21843 else "head")
         assert model.head.weight.shape == (classes, 192)
         assert model.num_classes == classes
@@ -258,12 +258,12 @@ def test_imagenet_without_a_network(name: str, function: str, monkeypatch: pytes
 
     monkeypatch.setattr(function, fail)
     with pytest.raises(OSError, match=f"ImageNet weights of '{name}' could not be .* no route to host.* a local file"):
-        build(name, 5, weights="imagenet")
+        build_network(name, 5, weights="imagenet")
 
 
 def test_own_networks_have_no_imagenet_weights() -> None:
-    with pytest.raises(ValueError, match="'digits-net' has no ImageNet weights; take weights from a local file"):
-        build("digits-net", 5, weights="imagenet")
+    with pytest.raises(ValueError, match="'digits-net' has no ImageNet weights; give a file of weights"):
+        build_network("digits-net", 5, weights="imagenet")
 
 
 # A user's own
@@ -296,12 +296,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_factory(folder: str) -> None:
     before = list(sys.path)
-    model = build(f"{folder}.mine:net", 4)
+    model = build_network(f"{folder}.mine:net", 4)
     assert sys.path == before
     assert model(torch.randn(2, 3, 5, 5)).shape == (2, 4)
     save_file(model.state_dict(), "x.safetensors")
-    assert same(build(f"{folder}.mine:net", 4, weights="x.safetensors"), model.state_dict())
-    assert build(f"{folder}.mine:net", 6, weights="x.safetensors", size=8)[2].weight.shape == (6, 3)
+    assert same(build_network(f"{folder}.mine:net", 4, weights="x.safetensors"), model.state_dict())
+    assert build_network(f"{folder}.mine:net", 6, weights="x.safetensors", size=8)[2].weight.shape == (6, 3)
 
 
 @pytest.mark.parametrize(
@@ -319,9 +319,9 @@ def test_factory(folder: str) -> None:
 )
 def test_factories_that_fail(name: str, said: str, folder: str) -> None:
     with pytest.raises(ValueError, match=said):
-        build(name.format(folder), 4)
+        build_network(name.format(folder), 4)
 
 
 def test_factory_whose_module_lacks_another(folder: str) -> None:
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        build(f"{folder}.hungry:net", 4)
+        build_network(f"{folder}.hungry:net", 4)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trueup.source.recipe import Given, Recipe, Training, training_for
+from trueup.source.recipe import GivenModel, Recipe, Training, training_for
 
 RECIPE: dict[str, Any] = {
     "dataset": "pacs",
@@ -91,10 +91,10 @@ def test_the_hash_depends_on_values_alone_not_on_how_they_are_written() -> None:
     assert Recipe(**Recipe(**RECIPE).model_dump(mode="json")) == Recipe(**RECIPE)
 
 
-@pytest.mark.parametrize("kind", [Training, Given])
-def test_a_classifier_says_nothing_of_labels(kind: type[Training | Given]) -> None:
+@pytest.mark.parametrize("kind", [Training, GivenModel])
+def test_a_classifier_says_nothing_of_labels(kind: type[Training | GivenModel]) -> None:
     """The field is younger than the files and records of classifiers, which keep their names."""
-    base: dict[str, Any] = {Training: {}, Given: {"checkpoint": "sha256:0"}}[kind]
+    base: dict[str, Any] = {Training: {}, GivenModel: {"checkpoint": "sha256:0"}}[kind]
     assert "multilabel" not in kind(**base).model_dump(mode="json")
     assert kind(**base).digest() == kind(**base, multilabel=False).digest()
     assert kind(**base, multilabel=True).model_dump(mode="json")["multilabel"] is True
@@ -107,9 +107,9 @@ def test_a_classifier_says_nothing_of_labels(kind: type[Training | Given]) -> No
 # What is refused
 
 
-@pytest.mark.parametrize("kind", [Training, Given, Recipe])
-def test_unknown_names_are_refused(kind: type[Training | Given | Recipe]) -> None:
-    base: dict[str, Any] = {Training: {}, Given: {"checkpoint": "sha256:0"}, Recipe: RECIPE}[kind]
+@pytest.mark.parametrize("kind", [Training, GivenModel, Recipe])
+def test_unknown_names_are_refused(kind: type[Training | GivenModel | Recipe]) -> None:
+    base: dict[str, Any] = {Training: {}, GivenModel: {"checkpoint": "sha256:0"}, Recipe: RECIPE}[kind]
     with pytest.raises(ValidationError, match="learning_rate"):
         kind(**base, learning_rate=1.0)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from trueup.data.datasets import Dataset
 from trueup.data.domains import ArrayDomain
-from trueup.data.slices import Case, SliceDomain, Volume
-from trueup.data.transforms import affine
+from trueup.data.slices import LabelledCase, SliceDomain, Volume
+from trueup.data.transforms import augment_with_mask
 from trueup.source.recipe import Training
 from trueup.source.tasks import Classify, Segment, task_of
 
@@ -90,12 +90,12 @@ def test_a_sure_and_right_answer_costs_nothing_and_the_slope_leads_there(multila
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1, 1), (2, 3, 4, 8)])
 def test_a_network_that_gives_no_mask_of_that_size_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"answers with \(2, 3.*masks are \(2, 8, 8\); a mask takes a segmenter"):
+    with pytest.raises(ValueError, match=r"returns \(2, 3.*masks are \(2, 8, 8\); a mask needs a segmenter"):
         segment().loss(torch.zeros(shape), torch.zeros(2, 8, 8, dtype=torch.long))
 
 
 def test_a_network_that_gives_a_mask_is_no_classifier() -> None:
-    with pytest.raises(ValueError, match=r"answers with \(2, 3, 8, 8\); one class per image takes a classifier"):
+    with pytest.raises(ValueError, match=r"returns \(2, 3, 8, 8\); one class per image needs a classifier"):
         Classify(Training()).loss(torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))
 
 
@@ -132,7 +132,7 @@ def test_a_label_is_found_where_its_logit_is_above_zero() -> None:
 
 def test_counts_of_batches_add_up_to_the_dice_of_all_pixels() -> None:
     task, (a, y), (b, z) = segment(), random_masks(2), random_masks(3)
-    both = task.judge(task.count(a, y) + task.count(b, z))
+    both = task.final_score(task.count(a, y) + task.count(b, z))
     said = torch.cat((a, b)).argmax(dim=1).numpy()
     truth = torch.cat((y, z)).numpy()
     each = [scans.dice(np.isin(said, part), np.isin(truth, part)) for part in scans.STRUCTURES.values()]
@@ -141,9 +141,9 @@ def test_counts_of_batches_add_up_to_the_dice_of_all_pixels() -> None:
 
 def test_a_structure_that_is_nowhere_is_left_out_of_the_score() -> None:
     task = segment()
-    assert task.judge(np.array([[3.0, 0.0], [8.0, 0.0]])) == 0.75
-    assert task.judge(np.array([[3.0, 0.0], [8.0, 2.0]])) == 0.375  # found, where there is none
-    assert task.judge(np.zeros((2, 2))) == 0.0
+    assert task.final_score(np.array([[3.0, 0.0], [8.0, 0.0]])) == 0.75
+    assert task.final_score(np.array([[3.0, 0.0], [8.0, 2.0]])) == 0.375  # found, where there is none
+    assert task.final_score(np.zeros((2, 2))) == 0.0
 
 
 def test_classes_are_judged_by_how_many_are_right() -> None:
@@ -151,7 +151,7 @@ def test_classes_are_judged_by_how_many_are_right() -> None:
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     counts = task.count(logits, torch.tensor([1, 0, 0, 0]))
     assert counts.tolist() == [3, 4]
-    assert task.judge(counts + np.array([0, 4])) == 0.375
+    assert task.final_score(counts + np.array([0, 4])) == 0.375
     assert (task.score, segment().score) == ("accuracy", "dice")
 
 
@@ -165,13 +165,13 @@ def test_the_dataset_says_which_task_it_is() -> None:
 
 
 def test_one_class_is_no_task() -> None:
-    with pytest.raises(ValueError, match="at least two classes to tell apart, and x has one"):
+    with pytest.raises(ValueError, match="at least two classes, but x has one"):
         task_of(Dataset("x", ("a",), ("d",), scans.domain), Training())
 
 
 @pytest.mark.parametrize("augment", ["shift", "domainbed"])
 def test_augmentation_that_moves_the_image_alone_is_refused_for_masks(augment: str) -> None:
-    with pytest.raises(ValueError, match=f"augment='{augment}' leaves masks behind; use affine or none"):
+    with pytest.raises(ValueError, match=f"augment='{augment}' does not transform masks; use affine or none"):
         segment(augment=augment)
 
 
@@ -244,14 +244,14 @@ def middles(mask: Mask) -> NDArray[np.float64]:
 def draws(count: int = 60) -> Iterator[tuple[NDArray[np.uint8], Mask]]:
     mask = corners()
     for seed in range(count):
-        yield affine(painted(mask), mask, np.random.default_rng(seed))
+        yield augment_with_mask(painted(mask), mask, np.random.default_rng(seed))
 
 
 def test_what_is_painted_stays_under_its_mask() -> None:
     """Were it one pixel off, the overlap would be 0.90 at best."""
     mask, overlaps = corners(), []
     for seed in range(60):
-        image, moved = affine(painted((mask > 0).astype(np.uint8)), mask, np.random.default_rng(seed))
+        image, moved = augment_with_mask(painted((mask > 0).astype(np.uint8)), mask, np.random.default_rng(seed))
         bright = image[..., 0] > (int(image.min()) + int(image.max())) / 2
         overlaps.append(scans.dice(bright, moved > 0) or 0.0)
         assert set(np.unique(moved).tolist()) == {0, 1, 2, 3}
@@ -301,7 +301,7 @@ def still(*given: Any) -> Any:
 def test_with_nothing_drawn_nothing_changes() -> None:
     noise = np.random.default_rng(0).integers(256, size=(20, 31, 3), dtype=np.uint8)
     mask = noise[..., 0] // 100
-    image, same = affine(noise, mask, still())
+    image, same = augment_with_mask(noise, mask, still())
     assert np.array_equal(image, noise)
     assert np.array_equal(same, mask)
 
@@ -310,7 +310,7 @@ def test_a_mask_is_turned_about_its_middle_pixel_by_pixel() -> None:
     """Where each pixel comes from, by a plain loop; rows count downwards, so a positive angle goes with the clock."""
     mask = np.random.default_rng(1).integers(0, 4, size=(24, 30)).astype(np.uint8)
     angle, scale, moved = 0.2, 1.1, np.array([0.04, -0.03])
-    _, found = affine(painted(mask), mask, still(angle, scale, moved))
+    _, found = augment_with_mask(painted(mask), mask, still(angle, scale, moved))
     expected = np.zeros_like(mask)
     for row, column in np.ndindex(24, 30):
         y, x = (row + 0.5 - 12 - 0.04 * 24) / scale, (column + 0.5 - 15 + 0.03 * 30) / scale
@@ -323,7 +323,7 @@ def test_a_mask_is_turned_about_its_middle_pixel_by_pixel() -> None:
 
 def test_light_changes_the_image_alone() -> None:
     mask = corners()
-    image, same = affine(painted(mask), mask, still(0.0, 1.0, np.zeros(2), 1.2, -10.0))
+    image, same = augment_with_mask(painted(mask), mask, still(0.0, 1.0, np.zeros(2), 1.2, -10.0))
     assert np.array_equal(same, mask)
     for k in range(4):
         expected = min(max((80 * k - 128) * 1.2 + 128 - 10, 0), 255)
@@ -333,4 +333,4 @@ def test_light_changes_the_image_alone() -> None:
 def test_a_case_without_a_mask_cannot_train() -> None:
     bare = Volume(np.zeros((1, 32, 32, 1), np.uint8), None, (1.0, 1.0, 1.0), (0, 0, 32, 32))
     with pytest.raises(ValueError, match="this case has no mask"):
-        segment().read(SliceDomain("x", [Case("a", 1, lambda: bare)]), 0, np.random.default_rng(0))
+        segment().read(SliceDomain("x", [LabelledCase("a", 1, lambda: bare)]), 0, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Where a run took place, as far as it matters: versions, threads, processor. No names of hosts, users or folders."""
+"""The environment of a run: versions, threads, processor. No names of hosts, users or folders."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from trueup.version import __version__
 
 LIBRARIES = ("numpy", "torchvision", "timm", "pillow", "scipy", "scikit-learn", "matplotlib")  # networks and images
-MASKS = ("segmentation-models-pytorch", "nibabel", "SimpleITK")  # not there unless somebody has masks
+MASKS = ("segmentation-models-pytorch", "nibabel", "SimpleITK")  # optional, for segmentation
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """What a record says of its surroundings."""
+    """Return the versions and hardware that a record names."""
     return {
         "trueup": __version__,
         "commit": _commit(),
@@ -42,18 +42,18 @@ def _optional(name: str) -> str | None:
 
 @cache
 def _commit() -> str | None:
-    """The commit of a checkout of this project; None where it is installed."""
+    """Return the commit of a checkout of this project; None if it is installed as a package."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:
-        said = [
+        outputs = [
             subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
             for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
         ]
     except (OSError, subprocess.CalledProcessError):
         return None
-    return said[0] + ("+changes" if said[1] else "")
+    return outputs[0] + ("+changes" if outputs[1] else "")
 
 
 @cache
@@ -66,21 +66,21 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
-def watch_memory(device: str) -> None:
-    """Forget the peak of memory so far."""
+def reset_peak_memory(device: str) -> None:
+    """Reset the peak memory counter."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # where this is not allowed the peak is that of the whole process
+    with suppress(OSError):  # if this is not allowed, the peak is that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory(device: str) -> float:
-    """The peak since then in megabytes: of the device, or of this process."""
+    """Return the peak memory since the last reset in MiB: of the device, or of this process."""
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
     except (OSError, StopIteration):
-        return 0.0  # not told here
+        return 0.0  # unknown on this platform

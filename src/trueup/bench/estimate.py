@@ -1,4 +1,4 @@
-"""How long runs will take: the speed of each network is measured on this machine, the rest is counting."""
+"""Estimates of the time that runs take: each network is timed on this machine, and images are counted."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from trueup.bench.grids import grid
+from trueup.bench.grids import search_grid
 from trueup.bench.settings import Run
 from trueup.core.method import GradientMethod
 from trueup.core.registry import get_method
 from trueup.data.cards import get_card
 from trueup.data.datasets import Dataset
-from trueup.source.networks import build
-from trueup.source.recipe import Given, Recipe
+from trueup.source.networks import build_network
+from trueup.source.recipe import GivenModel, Recipe
 
-PIXELS = 256 * 256  # of all images of a probe, four at least and as many as a batch at most
+PIXELS = 256 * 256  # of a timed batch, which has 4 to 64 images
 OUTPUTS = 10
-SEVERITIES = 5  # of which a run sees one
-CLEAN = 50_000  # images that models for corrupted CIFAR are trained on
-SLICES = 10  # of a case of masks in volumes, more or less
+SEVERITIES = 5  # a run uses one of them
+CLEAN = 50_000  # training images of CIFAR
+SLICES = 10  # per volume, roughly
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Pace:
 
 
 @cache
-def pace(network: str, size: int, device: str) -> Pace:
-    """Measured with random weights: twice to warm up, then the faster of two."""
+def measure_pace(network: str, size: int, device: str) -> Pace:
+    """Time a network with random weights: two warm-up passes, then the faster of two."""
     count = max(4, min(64, PIXELS // size**2))
-    model = build(network, OUTPUTS, size=size).to(device).train()
+    model = build_network(network, OUTPUTS, size=size).to(device).train()
     x = torch.randn(count, 3, size, size, device=device)
     seconds = []
     for backward in (False, True):
@@ -46,8 +46,8 @@ def pace(network: str, size: int, device: str) -> Pace:
         for _ in range(4):
             start = time.perf_counter()
             with torch.set_grad_enabled(backward):
-                answer = model(x)
-                logits = answer["out"] if isinstance(answer, dict) else answer
+                output = model(x)
+                logits = output["out"] if isinstance(output, dict) else output
                 if backward:
                     F.softmax(logits.float(), dim=1).square().mean().backward()
                 float(logits.detach().float().mean())  # waits for the device
@@ -56,8 +56,8 @@ def pace(network: str, size: int, device: str) -> Pace:
     return Pace(*seconds)
 
 
-def images(dataset: Dataset, domain: str) -> int:
-    """How many images a domain has; as its card says, where there are no files."""
+def count_images(dataset: Dataset, domain: str) -> int:
+    """Return how many images a domain has; from its dataset card if there are no files."""
     name = domain.partition(":")[0].partition("-")[0] if dataset.clean else domain.partition(":")[0]
     try:
         return len(dataset.domain(domain).labels) or _on_card(dataset, name)
@@ -75,39 +75,41 @@ def _on_card(dataset: Dataset, name: str) -> int:
 
 
 def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
-    """The network's time for a run, with its search."""
-    speed = pace(run.network, run.source.size, device)
+    """Estimate the network's time for a run, including its hyper-parameter search."""
+    speed = measure_pace(run.network, run.source.size, device)
     each = speed.both if issubclass(get_method(run.method, dataset.task), GradientMethod) else speed.forward
-    count = sum(images(dataset, target) for target in run.targets)
+    count = sum(count_images(dataset, target) for target in run.targets)
     seconds = min(count, run.limit or count) * run.repeat * each
-    if run.select == "default" or isinstance(run.source, Given):
+    if run.select == "default" or isinstance(run.source, GivenModel):
         return seconds
-    candidates = len(grid(run.method, run.hyper, dataset.task))
+    candidates = len(search_grid(run.method, run.hyper, dataset.task))
     if get_method(run.method, dataset.task).features_only:
-        candidates = min(candidates, 1)  # they share a pass of the backbone
-    held = sum(images(dataset, name) for name in dataset.sources(run.targets)) * run.source.holdout
+        candidates = min(candidates, 1)  # candidates share one pass of the backbone
+    held = sum(count_images(dataset, name) for name in dataset.sources(run.targets)) * run.source.holdout
     return seconds + candidates * (held * each if run.select == "source" else seconds)
 
 
 def seconds_of_training(recipe: Recipe, dataset: Dataset, device: str = "cpu") -> float:
-    """The network's time for training a source model, with its validations."""
+    """Estimate the network's time for training a source model, including validation."""
     training = recipe.training
-    speed = pace(recipe.network, training.size, device)
-    held = sum(images(dataset, name) for name in recipe.sources) * training.holdout
+    speed = measure_pace(recipe.network, training.size, device)
+    held = sum(count_images(dataset, name) for name in recipe.sources) * training.holdout
     validations = max(0, training.iterations - training.first) // training.every + 1 if training.iterations else 0
     seen = training.iterations * training.batch * len(recipe.sources)
     return seen * speed.both + validations * held * speed.forward
 
 
-def spoken(seconds: float) -> str:
-    """A time as people say it."""
+def format_duration(seconds: float) -> str:
+    """Return a duration in words, such as "5 minutes"."""
     for name, size in (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{max(seconds, 1):.0f} seconds"
 
 
-def total(runs: Iterable[Run], recipes: Iterable[Recipe], datasets: dict[str, Dataset], device: str = "cpu") -> float:
-    """Seconds of all of them, one after the other."""
+def total_seconds(
+    runs: Iterable[Run], recipes: Iterable[Recipe], datasets: dict[str, Dataset], device: str = "cpu"
+) -> float:
+    """Estimate the seconds of all runs and trainings, one after the other."""
     trained = sum(seconds_of_training(recipe, datasets[recipe.dataset], device) for recipe in recipes)
     return trained + sum(seconds_of_run(run, datasets[run.dataset], device) for run in runs)

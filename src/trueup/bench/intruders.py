@@ -1,4 +1,4 @@
-"""Disturbances: rows that belong to nobody, put among the genuine images of a stream. Nobody scores them."""
+"""Disturbances: unscored rows that are put among the genuine images of a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trueup.core.adapter import Adapter
 from trueup.core.registry import make_method
 from trueup.data.loading import Loader
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model
 from trueup.norm.policy import applying_policy
 
@@ -26,29 +26,29 @@ SHARED = ("ood", "replay", "crafted")  # a share of every batch
 HUGE = 1e6  # times a genuine image
 KEPT = 2**30  # bytes of intruders that may be kept for other methods
 STEPS = 20  # of an attack
-CONFIDENCE = 0.01  # its weight beside the harm to others; with more of it, an attack does less of that
-REACH = 0.5  # of the range of values: how far an attack may move a pixel
+CONFIDENCE = 0.01  # weight of the attack's own confidence beside the harm to other rows
+REACH = 0.5  # how far an attack may move a pixel, as a share of the range of values
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What is put into the batches, and which share of them it makes up."""
+    """A kind of intruder, and its share of each batch."""
 
     kind: str
     share: float = 0.0
 
     def genuine(self, batch: int) -> int:
-        """How many of the rows of a batch are genuine images."""
+        """Return how many rows of a full batch are genuine images."""
         return max(1, round(batch * (1 - self.share)))
 
     def intruders(self, genuine: int, batch: int) -> int:
-        """How many intruders come with so many genuine images; as many fewer where a batch is smaller."""
+        """Return how many intruders join this many genuine images; proportionally fewer in a smaller batch."""
         full = self.genuine(batch)
         return round(genuine * (batch - full) / full)
 
 
-def parse(text: str) -> Disturbance:
-    """A disturbance from "nan", "huge", "ood:0.1", "replay:0.1" or "crafted:0.1"."""
+def parse_disturbance(text: str) -> Disturbance:
+    """Parse "nan", "huge", "ood:0.1", "replay:0.1" or "crafted:0.1"."""
     kind, colon, share = text.partition(":")
     if kind in ONCE and not colon:
         return Disturbance(kind)
@@ -64,33 +64,35 @@ def parse(text: str) -> Disturbance:
     return Disturbance(kind, part)
 
 
-def usual_form(text: str) -> str:
-    """A disturbance as records have it; none is an empty string."""
-    what = parse(text) if text else Disturbance("")
-    return f"{what.kind}:{what.share:g}" if what.share else what.kind
+def normalize_disturbance(text: str) -> str:
+    """Return a disturbance in the form that records use; an empty string means none."""
+    parsed = parse_disturbance(text) if text else Disturbance("")
+    return f"{parsed.kind}:{parsed.share:g}" if parsed.share else parsed.kind
 
 
 @dataclass
 class Intruders:
-    """The batches of a stream with intruders among them, whose index is -1. The seed decides on everything."""
+    """The batches of a stream with intruders, whose index is -1; determined by the seed."""
 
-    what: Disturbance
+    disturbance: Disturbance
     model: nn.Module
-    """The frozen source model: what an attacker knows."""
+    """The frozen source model, which an attacker knows."""
     loader: Loader
     stream: list[Indices]
     batch: int
-    """Rows of a batch in all."""
+    """Rows per batch, intruders included."""
     seed: int = 0
     device: str = "cpu"
     kept: dict[int, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """How many there are in the whole stream."""
-        return 1 if self.what.kind in ONCE else sum(self.what.intruders(len(b), self.batch) for b in self.stream)
+        """Return the number of intruders in the whole stream."""
+        if self.disturbance.kind in ONCE:
+            return 1
+        return sum(self.disturbance.intruders(len(batch), self.batch) for batch in self.stream)
 
     def batches(self) -> Iterator[tuple[Tensor, Indices]]:
-        """Like those of the loader. Every genuine image comes as it would without intruders, in the same order."""
+        """Yield the loader's batches with intruders; genuine images and their order stay the same."""
         keep = 4 * 3 * self.loader.size**2 * len(self) <= KEPT
         for number, (x, indices) in enumerate(self.loader.batches(self.stream)):
             rows = self.kept.get(number)
@@ -98,25 +100,25 @@ class Intruders:
                 rows = self._rows(number, x, indices)
                 if keep:
                     self.kept[number] = rows
-            yield mingle(x, indices, rows, self._random(number, 1))
+            yield mix_rows(x, indices, rows, self._random(number, 1))
 
     def _random(self, number: int, use: int) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(number, use, 0)))
 
     def _rows(self, number: int, x: Tensor, indices: Indices) -> Tensor:
-        """The intruders of a batch."""
-        kind, rng = self.what.kind, self._random(number, 0)
+        """Return the intruders of a batch."""
+        kind, rng = self.disturbance.kind, self._random(number, 0)
         if kind in ONCE:
             return SPOILT[kind](x, rng) if number == len(self.stream) // 3 else x[:0]
-        count = self.what.intruders(len(x), self.batch)
+        count = self.disturbance.intruders(len(x), self.batch)
         if not count:
             return x[:0]
         if kind == "ood":
-            return strangers(x, count, rng, first=number)
+            return make_ood_images(x, count, rng, first=number)
         if kind == "replay":
             images = [self.loader.read(int(i)) for i in rng.choice(self._missed, count)]
             return self.loader.tensor([image for image in images if image is not None])
-        return craft(self._victim, x.to(self.device), count, rng).cpu()
+        return craft_attack(self._victim, x.to(self.device), count, rng).cpu()
 
     @cached_property
     def _victim(self) -> nn.Module:
@@ -124,7 +126,7 @@ class Intruders:
 
     @cached_property
     def _missed(self) -> Indices:
-        """The images of the stream that the source model gets wrong; if there are none, the one it doubts most."""
+        """Return the images that the source model gets wrong; if there are none, the least certain one."""
         source = Adapter(self.model, make_method("source", {})).to(self.device)
         labels, where, doubt, wrong = self.loader.place.labels, [], [], []
         unique = np.unique(np.concatenate(self.stream))
@@ -137,8 +139,8 @@ class Intruders:
         return at[missed] if missed.any() else at[[np.concatenate(doubt).argmax()]]
 
 
-def mingle(x: Tensor, indices: Indices, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Indices]:
-    """A batch with more rows at random positions, laid out as it was; the others keep their order."""
+def mix_rows(x: Tensor, indices: Indices, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Indices]:
+    """Insert rows into a batch at random positions; the others keep their order and memory layout."""
     if not len(rows):
         return x, indices
     total = len(x) + len(rows)
@@ -152,7 +154,7 @@ def mingle(x: Tensor, indices: Indices, rows: Tensor, rng: np.random.Generator) 
 
 
 def _with_nan(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """A genuine image with one pixel that is not a number."""
+    """Return a genuine image with one NaN pixel."""
     row = x[[rng.integers(len(x))]].clone()
     row[0, rng.integers(x.shape[1]), rng.integers(x.shape[2]), rng.integers(x.shape[3])] = float("nan")
     return row
@@ -165,18 +167,18 @@ def _much_too_bright(x: Tensor, rng: np.random.Generator) -> Tensor:
 SPOILT: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {"nan": _with_nan, "huge": _much_too_bright}
 
 
-# Images that belong to no class
+# Images of no class
 
 
-def strangers(x: Tensor, count: int, rng: np.random.Generator, first: int = 0) -> Tensor:
-    """In turn: noise, a smooth texture, a genuine image with its patches shuffled; values as the batch has them."""
+def make_ood_images(x: Tensor, count: int, rng: np.random.Generator, first: int = 0) -> Tensor:
+    """Return noise, smooth textures and images with shuffled patches in turn, within the batch's range of values."""
     makers = (_noise, _texture, _puzzle)
     rows = torch.stack([makers[(first + i) % 3](x, rng) for i in range(count)])
     return rows.clamp(x.min(), x.max())
 
 
 def _coloured(x: Tensor, pattern: Tensor) -> Tensor:
-    """A pattern (C, H, W) of mean 0 and deviation 1 with the channels' means and deviations of a batch."""
+    """Give a standardised pattern (C, H, W) the channel means and deviations of a batch."""
     deviation, mean = torch.std_mean(x, dim=(0, 2, 3), correction=0)
     return pattern * deviation[:, None, None] + mean[:, None, None]
 
@@ -203,24 +205,24 @@ def _puzzle(x: Tensor, rng: np.random.Generator) -> Tensor:
     return puzzle
 
 
-# An attack
+# Attacks
 
 
-def craft(model: nn.Module, x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """Images made to do harm: a grey-box attack that knows the frozen source model and the batch that it joins.
+def craft_attack(model: nn.Module, x: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+    """Craft harmful images: a grey-box attack that knows the frozen source model and the batch that it joins.
 
-    They start as copies of genuine rows and take 20 signed gradient steps of 2.5 / 20 of their reach, which is half of
-    the batch's range of values: far more than the eye would miss, as nobody looks at them. They raise the cross-entropy
-    of the genuine rows with respect to the source's own answers, through the statistics of BatchNorm layers that all
-    rows share, and become confident in a class that is not the source's. Without such layers only the latter.
+    The images start as copies of genuine rows and take 20 signed gradient steps of 2.5 / 20 of their reach, half of the
+    batch's range of values. Through the shared BatchNorm statistics they raise the cross-entropy of the genuine rows
+    with respect to the source's predictions; they also become confident in a class that the source did not predict.
+    Without BatchNorm layers they do only the latter.
     """
     low, high = x.min(), x.max()
     reach = REACH * (high - low)
     start = x[torch.from_numpy(rng.integers(len(x), size=count)).to(x.device)]
     with torch.no_grad():
-        said, own = _logits(model, x), _logits(model, start).argmax(dim=1)
-    turn = torch.from_numpy(rng.integers(1, max(2, said.shape[1]), size=count)).to(x.device)
-    wrong, mates = (own + turn) % said.shape[1], x if _shares_statistics(model) else x[:0]
+        clean, own = _logits(model, x), _logits(model, start).argmax(dim=1)
+    turn = torch.from_numpy(rng.integers(1, max(2, clean.shape[1]), size=count)).to(x.device)
+    wrong, mates = (own + turn) % clean.shape[1], x if _shares_statistics(model) else x[:0]
     rows = start.clone()
     for _ in range(STEPS):
         rows.requires_grad_(True)
@@ -228,7 +230,7 @@ def craft(model: nn.Module, x: Tensor, count: int, rng: np.random.Generator) -> 
             answers = _logits(model, torch.cat([mates, rows]))
             gain = -CONFIDENCE * F.cross_entropy(answers[len(mates) :], wrong)
             if len(mates):
-                gain = gain + F.cross_entropy(answers[: len(mates)], said.argmax(dim=1))
+                gain = gain + F.cross_entropy(answers[: len(mates)], clean.argmax(dim=1))
             (slope,) = torch.autograd.grad(gain, rows)
         moved = rows.detach() + 2.5 * reach / STEPS * slope.sign()
         rows = moved.clamp(start - reach, start + reach).clamp(low, high)

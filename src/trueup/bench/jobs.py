@@ -1,4 +1,4 @@
-"""The work of a sweep, done by one process at a time: train a source model, or run methods on one stage."""
+"""Jobs of a sweep, each for one process: train a source model, or run methods on one stream."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from trueup.atomic import write_atomic
 from trueup.bench.environment import environment
-from trueup.bench.hparam_search import choose
-from trueup.bench.intruders import Intruders, parse
+from trueup.bench.hparam_search import search_hyper
+from trueup.bench.intruders import Intruders, parse_disturbance
 from trueup.bench.records import Record
 from trueup.bench.settings import Run, import_plugins
 from trueup.bench.stream_runner import StreamRunner, make_stream
@@ -31,8 +31,8 @@ from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import Reading
 from trueup.data.streams import batches
 from trueup.source.checkpoints import Store, load_model
-from trueup.source.holdout import split
-from trueup.source.recipe import Given, Recipe, Training
+from trueup.source.holdout import split_holdout
+from trueup.source.recipe import GivenModel, Recipe, Training
 from trueup.source.train import train
 
 Send = Callable[[str, Any], None]  # "progress" (done, of), "run" id, "record" Record
@@ -40,31 +40,30 @@ Send = Callable[[str, Any], None]  # "progress" (done, of), "run" id, "record" R
 
 @dataclass(frozen=True)
 class Paths:
-    """Where things are on this machine; no record mentions it."""
+    """Folders, files and device on this machine, which no record mentions."""
 
     checkpoints: Path
     root: str | None = None
     file: str | None = None
     """The file of the weights, or of the trained model."""
-    threads: int = 1
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
     traces: Path | None = None
-    """The folder for what was said of each image; None keeps nothing."""
+    """The folder for the answers to each image; None keeps none."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Runs that share a stage, or (without runs) the training of a recipe."""
+    """Runs that share a model and a stream, or (without runs) the training of a recipe."""
 
-    site: Paths
+    paths: Paths
     recipe: Recipe | None
     runs: tuple[Run, ...] = ()
     dataset: str = field(kw_only=True)
 
     @property
     def reading(self) -> Reading:
-        """How picture files are read."""
+        """Return how picture files are read."""
         if self.runs:
             return self.runs[0].source.reading
         assert self.recipe is not None
@@ -72,7 +71,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """What to show while it goes on."""
+        """Return a title for the progress bar."""
         if not self.runs:
             assert self.recipe is not None
             return f"train {self.recipe.network} on {'+'.join(self.recipe.sources)}, seed {self.recipe.seed}"
@@ -81,38 +80,36 @@ class Job:
         return ", ".join([f"{run.dataset}/{run.target}", *filter(None, knobs), f"seed {run.seed}"])
 
 
-def perform(job: Job, send: Send) -> None:
-    """Do a job and send what comes of it. A run that fails becomes a record with its error; the others go on."""
-    torch.set_num_threads(job.site.threads)
-    import_plugins(job.site.plugins)
-    dataset = open_dataset(job.dataset, job.site.root, job.reading)
-    store = Store(job.site.checkpoints)
+def run_job(job: Job, send: Send, threads: int = 1) -> None:
+    """Run a job and send its progress and records. A run that fails becomes a record with its error; others go on."""
+    paths = job.paths
+    torch.set_num_threads(threads)
+    import_plugins(paths.plugins)
+    dataset = open_dataset(job.dataset, paths.root, job.reading)
+    store = Store(paths.checkpoints)
 
     def progress(done: int, of: int) -> None:
         send("progress", (done, of))
 
     if not job.runs:
         assert job.recipe is not None
-        site = job.site
-        train(
-            job.recipe, dataset, store, weights=site.file, threads=site.threads, device=site.device, progress=progress
-        )
+        train(job.recipe, dataset, store, weights=paths.file, threads=threads, device=paths.device, progress=progress)
         return
-    stage: StreamRunner | None = None
+    runner: StreamRunner | None = None
     for run in job.runs:
         send("run", run.method)
         try:
-            with quiet_guards():
-                stage = stage or make_stage(run, dataset, store, job.site)
-                record = evaluate(run, stage, dataset, progress, job.site)
+            with quiet_guard_log():
+                runner = runner or make_runner(run, dataset, store, paths, threads)
+                record = evaluate(run, runner, dataset, progress, paths)
         except Exception as error:
-            record = failure(run, error)
+            record = failure_record(run, error)
         send("record", record)
 
 
 @contextmanager
-def quiet_guards() -> Iterator[None]:
-    """What guards did is in the records, so they need not log it; afterwards they log as before."""
+def quiet_guard_log() -> Iterator[None]:
+    """Silence the guard's log inside the block: records hold its events."""
     log = logging.getLogger("trueup.guard")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -123,33 +120,33 @@ def quiet_guards() -> Iterator[None]:
 
 
 def evaluate(
-    run: Run, stage: StreamRunner, dataset: Dataset, progress: Callable[[int, int], None], site: Paths
+    run: Run, runner: StreamRunner, dataset: Dataset, progress: Callable[[int, int], None], paths: Paths
 ) -> Record:
-    """One run on its stage: its record."""
-    # A frozen network has nothing to lose: a bad row among others does not keep it from answering those.
-    stage = replace(stage, guard=run.guard or (run.method == "source" and bool(run.disturb)))
+    """Run one method on its stream and return the record."""
+    # With a guard the frozen source answers the good rows of a batch that also has bad ones.
+    runner = replace(runner, guard=run.guard or (run.method == "source" and bool(run.disturb)))
     hyper, extra = dict(run.hyper), {}
     if run.select != "default":
-        stages = [stage] if run.select == "oracle" else list(held_out(run, stage, dataset))
-        choice = choose(run.method, hyper, stages, lambda: progress(0, len(stage.stream)), dataset.task)
+        runners = [runner] if run.select == "oracle" else list(holdout_runners(run, runner, dataset))
+        choice = search_hyper(run.method, hyper, runners, lambda: progress(0, len(runner.stream)), dataset.task)
         hyper |= choice.chosen
         extra = {"chosen": choice.chosen, "search": choice.search}
-    outcome = stage.run(make_method(run.method, hyper, dataset.task), progress)
-    if site.traces is not None:
-        extra["trace"] = write_trace(site.traces, run.digest(), outcome.trace)
+    result = runner.run(make_method(run.method, hyper, dataset.task), progress)
+    if paths.traces is not None:
+        extra["trace"] = write_trace(paths.traces, run.digest(), result.trace)
     return {
         "id": run.digest(),
         "settings": run.model_dump(mode="json"),
         **extra,
-        "results": outcome.results,
-        "cost": outcome.cost,
-        "environment": environment(site.device),
+        "results": result.results,
+        "cost": result.cost,
+        "environment": environment(paths.device),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def write_trace(folder: Path, name: str, trace: Mapping[str, NDArray[Any]]) -> str:
-    """Put a trace into a folder: the name that a record calls it."""
+    """Write a trace to a folder and return its name in the record."""
     blob = io.BytesIO()
     np.savez_compressed(blob, allow_pickle=False, **trace)
     folder.mkdir(parents=True, exist_ok=True)
@@ -157,8 +154,8 @@ def write_trace(folder: Path, name: str, trace: Mapping[str, NDArray[Any]]) -> s
     return f"{folder.name}/{name}.npz"
 
 
-def failure(run: Run, error: BaseException | str) -> Record:
-    """The record of a run that did not come to its end. It names files, but no folders."""
+def failure_record(run: Run, error: BaseException | str) -> Record:
+    """Return the record of a run that failed. It names files, but no folders."""
     name, at = str(error), []
     if isinstance(error, BaseException):
         name = f"{type(error).__name__}: {error}"
@@ -168,66 +165,67 @@ def failure(run: Run, error: BaseException | str) -> Record:
     return {"id": run.digest(), "settings": run.model_dump(mode="json"), "error": name, "at": at}
 
 
-def make_stage(run: Run, dataset: Dataset, store: Store, site: Paths) -> StreamRunner:
-    """The source model and the stream of a run."""
+def make_runner(run: Run, dataset: Dataset, store: Store, paths: Paths, threads: int = 1) -> StreamRunner:
+    """Load the source model of a run and make its stream."""
     recipe = run.recipe(dataset)
     if recipe is not None:
         model, _ = store.load(recipe)
     else:
-        assert site.file is not None
+        assert paths.file is not None
         outputs = dataset.outputs(multilabel=run.source.multilabel)
-        model = load_model(site.file, run.network, outputs, run.source.size, run.source.channels.count)
-    model.to(memory_format=torch.channels_last)  # as the images come; convolutions are faster this way
-    place = ConcatDomains([dataset.domain(name) for name in run.targets])
-    what = parse(run.disturb) if run.disturb else None
+        model = load_model(paths.file, run.network, outputs, run.source.size, run.source.channels.count)
+    model.to(memory_format=torch.channels_last)  # as loaders lay out images; convolutions are faster this way
+    data = ConcatDomains([dataset.domain(name) for name in run.targets])
+    disturbance = parse_disturbance(run.disturb) if run.disturb else None
     stream = make_stream(
-        place,
+        data,
         run.stream,
         run.stream_options,
         seed=run.seed,
-        batch=what.genuine(run.batch) if what else run.batch,
+        batch=disturbance.genuine(run.batch) if disturbance else run.batch,
         limit=run.limit,
         reset=run.reset,
         repeat=run.repeat,
     )
-    threads, device = max(2, site.threads), site.device
-    loader = Loader(place, run.source.size, run.source.channels, threads=threads, keep=True, device=device)
-    elsewhere = isinstance(run.source, Training) and not run.source.iterations  # its source data is not here
-    prepare = None if elsewhere else lambda: source_images(run, dataset)
+    device, threads = paths.device, max(2, threads)
+    loader = Loader(data, run.source.size, run.source.channels, threads=threads, keep=True, device=device)
+    pretrained = isinstance(run.source, Training) and not run.source.iterations  # so there are no source images
+    intruders = Intruders(disturbance, model, loader, stream, run.batch, run.seed, device) if disturbance else None
     return StreamRunner(
         model,
         loader,
         stream,
         run.seed,
         run.reset,
-        site.device,
-        prepare,
+        device,
+        None if pretrained else lambda: source_images(run, dataset),
         dataset.structures,
         run.source.multilabel,
-        intruders=Intruders(what, model, loader, stream, run.batch, run.seed, site.device) if what else None,
+        intruders=intruders,
     )
 
 
-def held_out(run: Run, stage: StreamRunner, dataset: Dataset) -> Iterator[StreamRunner]:
-    """A stage for each source domain: the images that training has held out, in random order."""
-    if isinstance(run.source, Given) or not run.source.iterations:
-        raise ValueError("select=source needs images that training has held out, and this model was trained elsewhere")
+def holdout_runners(run: Run, runner: StreamRunner, dataset: Dataset) -> Iterator[StreamRunner]:
+    """Yield a runner for each source domain: the images that training held out, in random order."""
+    if isinstance(run.source, GivenModel) or not run.source.iterations:
+        raise ValueError("select=source needs images that training held out, but this model was trained elsewhere")
     for name in dataset.sources(run.targets):
         domain = dataset.domain(name)
-        _, held = split(domain, run.source.holdout, run.seed)
-        loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels, keep=True, device=stage.device)
+        _, held = split_holdout(domain, run.source.holdout, run.seed)
+        loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels, keep=True, device=runner.device)
         stream = list(batches(np.random.default_rng(run.seed).permutation(held), run.batch))
-        yield replace(stage, loader=loader, stream=stream, reset=False, passes={}, warm=set(), intruders=None)
+        yield replace(runner, loader=loader, stream=stream, reset=False, passes={}, warm=set(), intruders=None)
 
 
 def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
-    """Batches of images that the model was trained on, 2,000 or 500 with masks at most, from all domains alike."""
+    """Yield batches of training images, equally from all domains: 2,000 images at most, 500 with masks."""
     names = dataset.sources(run.targets)
     holdout = run.source.holdout if isinstance(run.source, Training) else 0.0
+    most = (500 if dataset.structures else 2000) // len(names)
     for name in names:
         domain = dataset.domain(name)
-        trains, _ = split(domain, holdout, run.seed)
-        few = np.random.default_rng(run.seed).permutation(trains)[: (500 if dataset.structures else 2000) // len(names)]
+        training, _ = split_holdout(domain, holdout, run.seed)
+        few = np.random.default_rng(run.seed).permutation(training)[:most]
         loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels)
         for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))):
             yield x

@@ -1,4 +1,4 @@
-"""Methods as people write them: `tsd`, `tsd:lr=1e-5`, `tsd:preset=safe`, or `{tsd: {lr: 1e-5}}` in YAML."""
+"""Method specifications: `tsd`, `tsd:lr=1e-5`, `tsd:preset=safe`, or `{tsd: {lr: 1e-5}}` in YAML."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from trueup.core.presets import with_preset
 from trueup.core.registry import get_method
 
 Spec = tuple[str, dict[str, Any]]
-"""A method's name with what was said of it: hyper-parameters, and the words `guard` and `preset`."""
+"""A method's name and its values: hyper-parameters, `guard` and `preset`."""
 
 
 def as_list(value: Any) -> Any:
-    """A value alone is a list of one."""
+    """Return a list; a single value becomes a list of one."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def numbers(values: Any) -> Any:
-    """The values of a mapping with words that are numbers as such: YAML takes 1e-5 for a word."""
+def parse_numbers(values: Any) -> Any:
+    """Convert strings that are numbers in a mapping: YAML reads 1e-5 as a string."""
     return {key: _number(v) for key, v in values.items()} if isinstance(values, Mapping) else values
 
 
@@ -33,17 +33,17 @@ def _number(value: Any) -> Any:
 
 
 def read_specs(value: Any) -> Any:
-    """[tsd, {tsd: {lr: 1e-5}}] as (name, what was said of it) pairs."""
+    """Parse [tsd, {tsd: {lr: 1e-5}}] into (name, values) pairs."""
     pairs: list[Any] = []
     for item in as_list(value):
         if isinstance(item, str):
             name, _, rest = item.partition(":")
-            pairs.append((name, numbers(name_value(rest.split(",")) if rest else {})))
+            pairs.append((name, parse_numbers(parse_assignments(rest.split(",")) if rest else {})))
         elif isinstance(item, Mapping) and len(item) == 1:
             name, hyper = next(iter(item.items()))
             if not isinstance(hyper, Mapping):
                 raise ValueError(f"write hyper-parameters as `{name}: {{lr: 0.001}}`, not {hyper!r}")
-            pairs.append((name, numbers(hyper)))
+            pairs.append((name, parse_numbers(hyper)))
         elif isinstance(item, tuple):
             pairs.append(item)
         else:
@@ -51,8 +51,8 @@ def read_specs(value: Any) -> Any:
     return pairs
 
 
-def name_value(texts: Iterable[str]) -> dict[str, Any]:
-    """name=value texts as a dictionary; values are read as YAML reads them."""
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Parse name=value texts into a dictionary; values are YAML."""
     import yaml
 
     values = {}
@@ -64,9 +64,9 @@ def name_value(texts: Iterable[str]) -> dict[str, Any]:
     return values
 
 
-def guarded(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The hyper-parameters in what was said of a method, and whether it has a guard. A preset implies one."""
-    hyper = dict(said)
+def split_guard(values: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Split the values of a method into hyper-parameters and guard; a preset implies a guard."""
+    hyper = dict(values)
     preset, guard = hyper.pop("preset", None), hyper.pop("guard", None)
     if guard is not None and not isinstance(guard, bool):
         raise ValueError(f"guard={guard!r} must be true or false")
@@ -75,8 +75,8 @@ def guarded(said: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     return with_preset(preset, hyper), guard is None or guard
 
 
-def typed(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
-    """Values as the method's fields want them: 1 is 1.0 for a float, the word none is None where that is allowed."""
+def cast_values(method: str, values: Mapping[str, Any], task: str = "classification") -> dict[str, Any]:
+    """Convert values to the types of the method's fields: 1 to 1.0 for a float, "none" to None if allowed."""
     hints = get_type_hints(get_method(method, task))
     result = dict(values)
     for key, value in values.items():

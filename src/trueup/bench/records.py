@@ -1,4 +1,4 @@
-"""Records: one JSON line per run, in a file that only grows. A line that a kill cut short does not count."""
+"""Records: one JSON line per run, in a file that is only appended to. A line cut short by a kill is ignored."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trueup.atomic import single_writer
+
 Record = dict[str, Any]
 FILE = "records.jsonl"
 
 
 class Entry(NamedTuple):
-    """A cell of a published table: what was printed there, and the runs that it is made of here."""
+    """A cell of a published table: the printed number, and our runs for it."""
 
     paper: float | None = None
     deviation: float | None = None
     runs: tuple[tuple[int, str], ...] = ()
-    """Seed and id of each."""
+    """Seed and id of each run."""
     metric: str = "accuracy"
     parts: tuple[str, ...] = ()
-    """Of an average: the columns that it is over."""
+    """The columns that an average is taken over."""
     counted: float | None = None
-    """Of what needs no runs: the number itself."""
+    """The number itself, for a cell without runs."""
 
 
-UNSTEADY = ("cost", "finished")  # what differs between two runs of the same settings
+UNSTEADY = ("cost", "finished")  # differ between two runs of the same settings
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """All whole records of a file, or of every records file below a folder; of one run only the last."""
+    """Return the complete records of a file, or of every records file below a folder; the last one of each run."""
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} does not exist; give the folder of a sweep, or its {FILE}")
@@ -41,7 +43,7 @@ def read_records(path: str | Path) -> list[Record]:
         for line in file.read_bytes().splitlines():
             record = _parse(line)
             if record is not None and ("results" in record or "results" not in records.get(record["id"], {})):
-                records[record["id"]] = record  # a failure never takes the place of a finished run
+                records[record["id"]] = record  # a failure never replaces a finished run
     return list(records.values())
 
 
@@ -50,45 +52,39 @@ def _parse(line: bytes) -> Record | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(record, dict) and isinstance(record.get("id"), str) and isinstance(record.get("settings"), dict)
-    return record if whole else None
+    if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
+        return None
+    return record if isinstance(record.get("id"), str) else None
 
 
-def finished(path: str | Path) -> dict[str, Record]:
-    """The records of runs that came to an end, by id."""
+def finished_records(path: str | Path) -> dict[str, Record]:
+    """Return the records of finished runs, by id."""
     path = Path(path)
     return {r["id"]: r for r in read_records(path) if "results" in r} if path.exists() else {}
 
 
-def steady(record: Mapping[str, Any]) -> Record:
-    """A record without what differs from run to run: time and memory."""
+def reproducible_part(record: Mapping[str, Any]) -> Record:
+    """Return a record without what differs from run to run: time and memory."""
     return {key: value for key, value in record.items() if key not in UNSTEADY}
 
 
 @contextmanager
-def writing(path: str | Path) -> Iterator[Writer]:
-    """Append records to a file; one process at a time."""
+def open_writer(path: str | Path) -> Iterator[Writer]:
+    """Open a records file for appending; one process at a time."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows: no lock, so the user takes care
-            pass
-        except OSError as error:
-            raise ValueError(f"another sweep is writing to {path}; wait for it, or choose another folder") from error
+    busy = f"another sweep is writing to {path}; wait for it, or choose another folder"
+    with single_writer(path.with_name(f".{path.name}.lock"), busy), path.open("ab+") as file:
         file.seek(0, os.SEEK_END)
         if file.tell():
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
-                file.write(b"\n")  # what a kill cut short stays a line of its own
+                file.write(b"\n")  # a line cut short by a kill stays on its own
         yield Writer(file)
 
 
 class Writer:
-    """Adds records, each safely on disk before the next."""
+    """An appender of records, each safely on disk before the next."""
 
     def __init__(self, file: Any) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""The paper's tables and figures by name: recipes, the runs that they need, and which run belongs into which cell."""
+"""The paper's tables and figures by name: their recipes, runs, and the runs of each cell."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trueup.bench.records import Entry
-from trueup.bench.settings import Run, Sweep, checked, known
+from trueup.bench.settings import Open, Run, Sweep, check_known, validate_settings
 from trueup.data.cards import CARDS, get_card
-from trueup.data.datasets import Dataset, on_paper, open_dataset
+from trueup.data.datasets import Dataset, dataset_from_card, open_dataset
 from trueup.data.pictures import AS_STORED, Reading
 
 METHODS = {
     "ERM": "source", "BN": "bn", "Tent": "tent", "PL": "pl", "SHOT-IM": "shot-im", "T3A": "t3a",
     "ETA": {"eta": {"redundancy": 0.05}}, "LAME": "lame", "TSD": "tsd",
 }  # fmt: skip
-"""What the paper calls the methods. ETA has its published threshold, which explains the paper's numbers of it."""
+"""The paper's names of the methods. ETA has its published threshold, which explains the paper's numbers."""
 AVERAGE = "Avg"
-OWN = ("metric", "of", "paper")  # what a row or column says beside settings
+OWN = ("metric", "of", "paper")  # keys of rows and columns that are not settings
 DIGITS, DIGITS_C = "digits", "digits-c"
 STAND_INS = {
     **{name: DIGITS_C if card.kind == "corruptions" else DIGITS for name, card in CARDS.items()},
@@ -31,7 +31,7 @@ STAND_INS = {
     "cardiac": "cardiac-sim",
     "prostate": "prostate-sim",
 }
-"""The embedded benchmark that stands in for each dataset in a small reproduction."""
+"""The embedded benchmark that replaces each dataset in a small reproduction."""
 NETWORKS = {
     "resnet18": "digits-net",
     "resnet50": "digits-net",
@@ -40,33 +40,33 @@ NETWORKS = {
     "efficientnet_b4": "timm/efficientnet_b0",
     "timm/mixer_l16_224.goog_in21k": "timm/mixer_s16_224",
 }
-"""And the network that stands in for each."""
+"""The network that replaces each one in a small reproduction."""
 SMALL = {"weights": "none", "select": ["default"], "seed": [0]}
 FEW = ("gaussian_noise", "fog", "contrast")  # corruptions of a small reproduction
 
 
-class Recipe(BaseModel):
-    """A table of the paper: settings of all its runs, of each row and of each column; a cell has all three."""
+class PaperRecipe(BaseModel):
+    """A table of the paper: settings of all runs, of each row and of each column; a cell combines all three."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
-    table: str = Field("", description="the paper's table with its numbers, if it has one")
+    table: str = Field("", description="the paper's table of numbers, if it has one")
     note: str = ""
     metric: str = "accuracy"
     settings: dict[str, Any] = Field(default_factory=dict)
     rows: dict[str, dict[str, Any]] | Literal["methods", "targets"]
     columns: dict[str, dict[str, Any] | Literal["average"]] | Literal["targets", "classes"]
-    figures: list[str] = Field(default_factory=list, description="plates to draw, by the beginning of their names")
-    count: bool = Field(False, description="images are counted, and nothing is run")
+    figures: list[str] = Field(default_factory=list, description="figures to draw, by the start of their names")
+    count: bool = Field(False, description="count images and run nothing")
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The paper's table; empty if it printed none."""
-        return dict(tables()[self.table]) if self.table else {"columns": [], "mean": {}}
+        """Return the paper's table; empty if it has none."""
+        return dict(paper_tables()[self.table]) if self.table else {"columns": [], "mean": {}}
 
     def row_settings(self) -> dict[str, dict[str, Any]]:
-        """What sets each row apart."""
+        """Return the settings of each row."""
         if self.rows == "methods":
             return {row: {"method": method} for row, method in METHODS.items()}
         if isinstance(self.rows, str):
@@ -74,7 +74,7 @@ class Recipe(BaseModel):
         return self.rows
 
     def column_settings(self) -> dict[str, dict[str, Any] | Literal["average"]]:
-        """What sets each column apart."""
+        """Return the settings of each column."""
         if isinstance(self.columns, dict):
             return self.columns
         targets = get_card(self.settings["dataset"]).domains
@@ -82,86 +82,91 @@ class Recipe(BaseModel):
 
 
 @cache
-def tables() -> dict[str, Any]:
-    """The paper's tables, by name."""
+def paper_tables() -> dict[str, Any]:
+    """Return the paper's tables, by name."""
     return dict(json.loads((files("trueup.paper") / "tables.json").read_text())["tables"])
 
 
 @cache
-def recipes() -> dict[str, Recipe]:
-    """All recipes, by name."""
+def recipes() -> dict[str, PaperRecipe]:
+    """Return all recipes, by name."""
     import yaml
 
     found = sorted((f for f in files("trueup.paper").iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    return {file.name.removesuffix(".yaml"): Recipe(**yaml.safe_load(file.read_text())) for file in found}
+    return {file.name.removesuffix(".yaml"): PaperRecipe(**yaml.safe_load(file.read_text())) for file in found}
 
 
-def get_recipe(name: str) -> Recipe:
-    """A recipe by its name."""
-    known(name, recipes(), "recipe")
+def get_recipe(name: str) -> PaperRecipe:
+    """Return a recipe by its name."""
+    check_known(name, recipes(), "recipe")
     return recipes()[name]
 
 
 class Reproduction(Sweep):
-    """The runs of a recipe: a sweep for each cell of its table."""
+    """The runs of a paper recipe: a sweep for each cell of its table."""
 
     recipe: str
     small: bool = False
-    given: dict[str, Any] = Field(default_factory=dict, description="settings that take the place of the recipe's")
-    unread: bool = Field(False, description="datasets that are not there are taken as their cards describe them")
+    given: dict[str, Any] = Field(default_factory=dict, description="settings that override the recipe's")
+    unread: bool = Field(False, description="take missing datasets as their cards describe them")
+
+    def reading_of(self, dataset: str) -> Reading:
+        """Return how recipes read pictures."""
+        return AS_STORED
 
     def open(self, dataset: str, reading: Reading | None = None) -> Dataset:
-        """A dataset of the recipe, read or on paper."""
+        """Open a dataset of the recipe; a missing one from its card."""
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
-            return on_paper(dataset)  # which is the thing itself where it is embedded
-        return whole(open_dataset(dataset, root, reading or AS_STORED))
+            return dataset_from_card(dataset)  # an embedded dataset is opened itself
+        return require_complete(open_dataset(dataset, root, reading or AS_STORED))
 
     def datasets(self) -> list[str]:
-        """The names of all datasets that it needs."""
+        """Return the names of all datasets that the recipe needs."""
         recipe = get_recipe(self.recipe)
         if recipe.count:
             name = recipe.settings["dataset"]
             return [STAND_INS[name] if self.small else name]
         return list(dict.fromkeys(settings["dataset"] for _, _, settings in self.combined()))
 
-    def runs(self) -> list[Run]:
-        """All runs, each once, row after row."""
-        return list({run.digest(): run for runs in self.cells().values() for run in runs}.values())
+    def runs(self, opened: Open | None = None) -> list[Run]:
+        """Return all runs, each once, row by row."""
+        return list({run.digest(): run for runs in self.cells(opened).values() for run in runs}.values())
 
-    def cells(self) -> dict[tuple[str, str], list[Run]]:
-        """The runs of each cell, by row and column."""
-        recipe, there = get_recipe(self.recipe), {name: self.open(name) for name in self.dataset}
+    def cells(self, opened: Open | None = None) -> dict[tuple[str, str], list[Run]]:
+        """Return the runs of each cell, by row and column."""
+        recipe = get_recipe(self.recipe)
+        datasets = {name: (opened or self.open)(name, self.reading_of(name)) for name in self.dataset}
         made: dict[str, list[Run]] = {}
         found = {}
         for row, column, settings in () if recipe.count else self.combined():
-            part = checked(Sweep, settings)
+            part = validate_settings(Sweep, settings)
             key = part.model_dump_json()
             if key not in made:
-                made[key] = list(part.runs_on(there[part.dataset[0]]))
+                made[key] = list(part.runs_on(datasets[part.dataset[0]]))
             found[row, column] = made[key]
         return found
 
     def combined(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """The settings of each cell that has runs."""
+        """Yield row, column and settings of each cell that has runs."""
         recipe = get_recipe(self.recipe)
         for row, own in recipe.row_settings().items():
             for column, other in recipe.column_settings().items():
                 if other != "average":
-                    yield row, column, merged(recipe.settings, own, other, small=self.small, given=self.given)
+                    yield row, column, merge_settings(recipe.settings, own, other, small=self.small, given=self.given)
 
     def entries(self, counted: Mapping[tuple[str, str], float] | None = None) -> dict[tuple[str, str], Entry]:
-        """What each cell of the table is made of, and the paper's number beside it."""
+        """Return the runs of each cell with the paper's number."""
         recipe = get_recipe(self.recipe)
         rows, columns, paper = recipe.row_settings(), recipe.column_settings(), recipe.numbers
         cells, found = self.cells(), {}
         names = list(columns) if not recipe.count else paper["columns"]
         for row in [*rows, *paper.get("literature", ())]:
-            theirs = rows.get(row, {}).get("paper", row)
+            paper_row = rows.get(row, {}).get("paper", row)
             for column in names:
                 other = columns.get(column, {})
-                mean = paper["mean"].get(theirs, {}).get(column)
-                entry = Entry(paper=mean, deviation=paper.get("std", {}).get(theirs, {}).get(column))
+                mean = paper["mean"].get(paper_row, {}).get(column)
+                entry = Entry(paper=mean, deviation=paper.get("std", {}).get(paper_row, {}).get(column))
                 if row not in rows:
                     found[row, column] = entry
                 elif other == "average":
@@ -175,7 +180,7 @@ class Reproduction(Sweep):
         return found
 
     def count(self) -> dict[tuple[str, str], float]:
-        """The images of each class in each domain, by the names of the paper's table."""
+        """Count the images of each class in each domain, by the names of the paper's table."""
         recipe, (name,) = get_recipe(self.recipe), self.dataset
         dataset, columns = self.open(name), recipe.numbers["columns"]
         rows = list(recipe.row_settings())
@@ -187,21 +192,21 @@ class Reproduction(Sweep):
         return counts
 
 
-def whole(dataset: Dataset) -> Dataset:
-    """A dataset on disk, if it has the targets and classes that the paper's had."""
-    theirs = on_paper(dataset.name)
-    missing = [target for target in theirs.targets if target not in dataset.targets]
-    if missing or len(dataset.classes) != len(theirs.classes):
+def require_complete(dataset: Dataset) -> Dataset:
+    """Return a dataset on disk; refuse it if it lacks targets or classes of the paper's."""
+    expected = dataset_from_card(dataset.name)
+    missing = [target for target in expected.targets if target not in dataset.targets]
+    if missing or len(dataset.classes) != len(expected.classes):
         lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(dataset.classes)} classes"
         raise ValueError(
-            f"this {dataset.name} {lacks}, so its numbers would not be beside the paper's; "
-            f"`trueup data check {dataset.name} --root DIR` says what is missing"
+            f"this {dataset.name} {lacks}, so its numbers cannot be compared with the paper's; "
+            f"`trueup data check {dataset.name} --root DIR` lists what is missing"
         )
     return dataset
 
 
-def merged(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a cell; in a small reproduction, on what stands in for its dataset and network."""
+def merge_settings(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the settings of a cell; a small reproduction replaces its dataset and network."""
     values: dict[str, Any] = {}
     for part in parts:
         values |= {key: {**values.get(key, {}), **v} if key == "training" else v for key, v in part.items()}
@@ -217,7 +222,9 @@ def _small(values: Mapping[str, Any]) -> dict[str, Any]:
     stand_in = STAND_INS[name]
     small = {**values, **SMALL, "dataset": stand_in}
     if "target" in values:
-        small["target"] = _in_turn(list(on_paper(name).targets), open_dataset(stand_in).targets)[values["target"]]
+        small["target"] = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)[
+            values["target"]
+        ]
     elif stand_in == DIGITS_C:
         small["target"] = list(FEW)
     if "network" in values:
@@ -228,7 +235,7 @@ def _small(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_turn(names: list[str], others: tuple[str, ...]) -> dict[str, str]:
-    """The first of these for the first of those, and round again where there are fewer."""
+    """Map names to other names in order, starting over if there are fewer."""
     return {name: name if name in others else others[i % len(others)] for i, name in enumerate(names)}
 
 
@@ -240,22 +247,26 @@ def make_reproduction(
     given: Mapping[str, Any] | None = None,
     unread: bool = False,
 ) -> Reproduction:
-    """A recipe on data below a folder, in which each dataset has a folder of its own name."""
+    """Make the reproduction of a recipe; `data` holds a folder for each dataset."""
     get_recipe(name)
-    wanted = checked(Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread})
+    wanted = validate_settings(
+        Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread}
+    )
     names = wanted.datasets()
-    roots = {} if small or data is None else {n: str(found) for n in names if (found := folder_of(n, Path(data)))}
+    roots = (
+        {} if small or data is None else {n: str(found) for n in names if (found := find_dataset_folder(n, Path(data)))}
+    )
     missing = [n for n in names if n not in roots]
     if missing and not small and not unread:
         raise ValueError(
-            f"{name} needs {', '.join(missing)}: give --data DIR with a folder of that name for each, or --small, "
-            f"which runs the recipe on what is embedded; `trueup data card {missing[0]}` says where to get it"
+            f"{name} needs {', '.join(missing)}: give --data DIR with a folder of that name for each, or --small to "
+            f"run it on the embedded benchmarks; `trueup data card {missing[0]}` says where to get the data"
         )
     return wanted.model_copy(update={"dataset": names, "root": roots or None, "weights": wanted.given.get("weights")})
 
 
-def folder_of(dataset: str, data: Path) -> Path | None:
-    """The folder of a dataset: PACS, office_home and CIFAR-10-C are known as pacs, officehome and cifar10-c."""
+def find_dataset_folder(dataset: str, data: Path) -> Path | None:
+    """Find the folder of a dataset, ignoring case and punctuation: CIFAR-10-C is cifar10-c."""
 
     def bare(name: str) -> str:
         return "".join(c for c in name.lower() if c.isalnum())

@@ -1,4 +1,4 @@
-"""Stress: the same methods in many situations, most of them worse than those that methods are published with."""
+"""Stress tests: the same methods in many scenarios, most of them harder than published benchmarks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from trueup.bench.method_spec import Spec
-from trueup.bench.settings import BY_ANSWER, BY_CLASS, PAPER, PIXELS, Many, Run, Sweep, checked, import_plugins, known
+from trueup.bench.settings import (
+    BY_ANSWER,
+    BY_CLASS,
+    OneOrMany,
+    Open,
+    Run,
+    Sweep,
+    check_known,
+    default_methods,
+    import_plugins,
+    validate_settings,
+)
 from trueup.core.presets import with_preset
 from trueup.data.datasets import Dataset
 
 SMALL = (1, 2, 4, 16)
-"""Images per batch of the scenarios that are about small batches."""
+"""Batch sizes of the small-batch scenarios."""
 SCENARIOS: dict[str, dict[str, Any]] = {
     "iid": {},
     "dirichlet": {"stream": "dirichlet"},
@@ -32,8 +43,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "replay-10": {"disturb": "replay:0.1"},
     "crafted-10": {"disturb": "crafted:0.1"},
 }
-"""What each changes of a run. In `mixed`, a target is joined with the one that follows it; see `partner`."""
-MEANING = {
+"""The settings that each scenario changes. `mixed` joins a target with the next; see `with_next_domain`."""
+DESCRIPTIONS = {
     "iid": "one domain, shuffled",
     "dirichlet": "images of a class come in bursts",
     "class-sorted": "one class after the other",
@@ -41,58 +52,57 @@ MEANING = {
     "few-classes": "three classes only",
     **{f"batch-{size}": f"{size} image{'s' * (size > 1)} per batch" for size in SMALL},
     "long": "the same images again and again, in a new order each time",
-    "nan": "one image has a pixel that is not a number",
+    "nan": "one image has a NaN pixel",
     "huge": "one image is a million times too bright",
     "ood-10": "10 % of each batch belong to no class",
     "ood-50": "50 % of each batch belong to no class",
-    "replay-10": "10 % of each batch are images that the source gets wrong, sent again",
-    "crafted-10": "10 % of each batch are made to do harm, by an attacker who knows the source model",
+    "replay-10": "10 % of each batch are repeated images that the source gets wrong",
+    "crafted-10": "10 % of each batch are crafted by an attacker who knows the source model",
 }
 SAFE: Spec = ("tsd", {"preset": "safe"})
-OURS = ("stream", "stream_options", "repeat", "disturb", "reset")  # settings that scenarios are made of
+FIXED = ("stream", "stream_options", "repeat", "disturb", "reset")  # settings that scenarios change
 QUICK = {"limit": 256, "repeat": 4}
 
 
 class Stress(Sweep):
-    """Runs over scenarios × targets × seeds × methods; the frozen source is always among the methods."""
+    """A sweep over scenarios × targets × seeds × methods; the frozen source is always included."""
 
-    scenario: Annotated[list[str], Many] = Field(list(SCENARIOS), min_length=1, description="all, if left out")
+    scenario: Annotated[list[str], OneOrMany] = Field(list(SCENARIOS), min_length=1, description="all, if left out")
     quick: bool = Field(False, description="one seed, one target, 256 images: a first look")
 
     @model_validator(mode="after")
     def _check_scenarios(self) -> Self:
         for name in self.scenario:
-            known(name, SCENARIOS, "scenario")
-        for name in OURS:
+            check_known(name, SCENARIOS, "scenario")
+        for name in FIXED:
             if getattr(self, name) != Sweep.model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"{name} is what scenarios change: leave it out, or use `trueup bench`")
+                raise ValueError(f"{name} is set by the scenarios: leave it out, or use `trueup bench`")
         if self.batch is not None and (len(self.batch) > 1 or self.batch[0] in SMALL):
-            raise ValueError(f"batch={self.batch} must be one number, and none of {SMALL}, which have their scenarios")
+            raise ValueError(f"batch={self.batch} must be one number, and none of {SMALL}, which are scenarios")
         return self
 
-    def runs(self) -> list[Run]:
-        """All runs, each once, scenario after scenario, checked before anything starts."""
-        import_plugins(self.plugin)
-        found = {run.digest(): run for name in self.dataset for run in self.runs_on(self.open(name))}
+    def runs(self, opened: Open | None = None) -> list[Run]:
+        """Return all runs, each once, scenario by scenario, checked before anything starts."""
+        found = super().runs(opened)
         if not found:
-            raise ValueError(f"no scenario is left: {'; '.join(self.left_out())}")
-        return list(found.values())
+            raise ValueError(f"no scenario is left: {'; '.join(self.left_out(opened))}")
+        return found
 
     def runs_on(self, dataset: Dataset) -> Iterator[Run]:
-        """The runs of all scenarios that make sense on a dataset."""
+        """Yield the runs of all scenarios that fit a dataset."""
         for scenario in self.scenario:
             if not self._unfit(dataset, scenario):
                 yield from self.variant(dataset, scenario).runs_on(dataset)
 
-    def left_out(self) -> list[str]:
-        """The scenarios that make no sense, each with the reason."""
+    def left_out(self, opened: Open | None = None) -> list[str]:
+        """Return the scenarios that do not fit, each with the reason."""
         import_plugins(self.plugin)
-        datasets = [self.open(name) for name in self.dataset]
-        said = [(s, d.name, self._unfit(d, s)) for d in datasets for s in self.scenario]
-        return [f"{scenario} is left out on {name}: {reason}" for scenario, name, reason in said if reason]
+        datasets = [(opened or self.open)(name, self.reading_of(name)) for name in self.dataset]
+        reasons = [(s, d.name, self._unfit(d, s)) for d in datasets for s in self.scenario]
+        return [f"{scenario} is left out on {name}: {reason}" for scenario, name, reason in reasons if reason]
 
     def variant(self, dataset: Dataset, scenario: str) -> Sweep:
-        """The sweep of one scenario on one dataset."""
+        """Return the sweep of one scenario on one dataset."""
         values = {name: getattr(self, name) for name in Sweep.model_fields} | SCENARIOS[scenario]
         targets = list(self.target or dataset.targets)[: 1 if self.quick else None]
         limits = [limit for limit in (self.limit, values["limit"], self.quick and QUICK["limit"]) if limit]
@@ -101,22 +111,21 @@ class Stress(Sweep):
         if self.quick:
             values |= {"seed": self.seed[:1], "repeat": min(values["repeat"], QUICK["repeat"])}
         if scenario == "mixed":
-            values["target"] = [partner(dataset, target) for target in targets]
+            values["target"] = [with_next_domain(dataset, target) for target in targets]
         return Sweep(**values)
 
     def _methods(self, dataset: Dataset) -> list[Spec]:
-        usual: list[Spec] = [(name, {}) for name in (PIXELS if dataset.structures else PAPER)]
-        specs = [*usual, SAFE] if self.method is None else self.method
+        specs = [*default_methods(dataset.task), SAFE] if self.method is None else self.method
         return specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
 
     def _unfit(self, dataset: Dataset, scenario: str) -> str:
-        """Why a scenario makes no sense on a dataset; nothing if it does."""
+        """Return why a scenario does not fit a dataset; empty if it does."""
         changes = SCENARIOS[scenario]
         by_class = changes.get("stream") in BY_CLASS or changes.get("disturb", "").partition(":")[0] in BY_ANSWER
         if by_class and dataset.structures:
-            return "it goes by classes, and here are masks"
+            return "it needs classes, and this dataset has masks"
         if scenario == "mixed":
-            if any("+" not in partner(dataset, target) for target in self.target or dataset.targets):
+            if any("+" not in with_next_domain(dataset, target) for target in self.target or dataset.targets):
                 return "there is no other domain to mix a target with"
             try:
                 list(self.variant(dataset, scenario).runs_on(dataset))
@@ -126,14 +135,14 @@ class Stress(Sweep):
 
 
 def make_stress(values: Mapping[str, Any]) -> Stress:
-    """A stress test of these settings; the first thing wrong is said in one sentence."""
-    return checked(Stress, values)
+    """Make a stress test from settings; raise a ValueError with the first mistake."""
+    return validate_settings(Stress, values)
 
 
-def partner(dataset: Dataset, target: str) -> str:
-    """The target joined with the one that follows it in the dataset's order, the last with the first.
+def with_next_domain(dataset: Dataset, target: str) -> str:
+    """Join a target with the next one in the dataset's order, the last with the first.
 
-    A corruption keeps its severity. A target that is joined already, or has no other beside it, stays as it is.
+    A corruption keeps its severity. A joined target, or the only one, is returned unchanged.
     """
     base, dash, severity = target.partition("-") if dataset.clean else (target, "", "")
     names = dataset.targets
@@ -144,7 +153,7 @@ def partner(dataset: Dataset, target: str) -> str:
 
 
 def scenario_of(settings: Mapping[str, Any]) -> str:
-    """The scenario of a run, from the settings in its record."""
+    """Return the scenario of a run, from the settings in its record."""
     kind, _, share = settings.get("disturb", "").partition(":")
     if kind:
         return f"{kind}-{100 * float(share):g}" if share else kind
@@ -156,6 +165,6 @@ def scenario_of(settings: Mapping[str, Any]) -> str:
 
 
 def label_of(settings: Mapping[str, Any]) -> str:
-    """What to call a run that was made by a preset, from the settings in its record; nothing for others."""
+    """Return the label of a run with a preset, from the settings in its record; empty for others."""
     hyper, safe = settings.get("hyper", {}), with_preset("safe", {})
     return f"{settings['method']}, safe" if settings.get("guard") and safe.items() <= hyper.items() else ""

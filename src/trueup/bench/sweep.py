@@ -1,4 +1,4 @@
-"""Sweeps: many runs in a pool of processes. What is recorded is not run again; what fails does not stop the rest."""
+"""Sweeps: many runs in a pool of processes. Recorded runs are not repeated; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,71 +15,71 @@ from typing import Any
 
 import torch
 
-from trueup.bench.jobs import Job, Paths, failure, perform
-from trueup.bench.records import FILE, Record, finished, writing
+from trueup.bench.jobs import Job, Paths, failure_record, run_job
+from trueup.bench.records import FILE, Record, finished_records, open_writer
 from trueup.bench.settings import Run, Sweep, make_sweep
-from trueup.data.survey import survey
+from trueup.data.datasets import Dataset
+from trueup.data.pictures import Reading
+from trueup.data.preflight import preflight_datasets
 from trueup.source.checkpoints import Store
 
 CHECKPOINTS, TRACES = "checkpoints", "traces"
-Tell = Callable[[str, Job, Any], None]  # "start", "progress" (done, of), "run" method, "record" Record, "end"
+OnEvent = Callable[[str, Job, Any], None]  # "start", "progress" (done, of), "run" method, "record" Record, "end"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a sweep: what must be trained first, and runs that share a model and a stream."""
+    """The jobs of a sweep: trainings that come first, and groups of runs that share a model and a stream."""
 
     runs: list[Run]
     done: dict[str, Record]
     trainings: dict[str, Job]
-    """By the recipe's hash; only those whose model is not there yet."""
+    """By the recipe's hash; only models that do not exist yet."""
     jobs: list[Job]
+    folder: Path
+    open: Callable[[str, Reading], Dataset]
+    """Returns a dataset of the sweep, scanned once for each way of reading."""
 
     @property
     def done_here(self) -> list[Run]:
-        """The runs that are recorded."""
+        """Return the runs that are recorded."""
         return [run for run in self.runs if run.digest() in self.done]
 
     @property
     def waiting(self) -> list[Run]:
-        """The runs that are still to do."""
+        """Return the runs that are still to do."""
         return [run for run in self.runs if run.digest() not in self.done]
 
 
-def plan(
-    sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = None, threads: int = 1, device: str = "cpu"
-) -> Plan:
-    """What a sweep has done and has still to do in a folder."""
+def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = None, device: str = "cpu") -> Plan:
+    """Find out what a sweep has done and has still to do in a folder."""
     check_device(device)
     folder = Path(folder)
     store = Store(Path(checkpoints) if checkpoints else folder / CHECKPOINTS)
-    runs, done = sweep.runs(), finished(folder / FILE)
-    # A checkpoint may know how pictures are read; the first look is at what the runs will see.
-    seen = dict.fromkeys((run.dataset, run.source.reading) for run in runs)
-    views = {(name, reading): sweep.open(name, reading) for name, reading in seen}
-    survey(views.values())
+    opened = cache(sweep.open)
+    runs, done = sweep.runs(opened), finished_records(folder / FILE)
+    # A checkpoint may say how pictures are read, so check them as the runs will read them.
+    preflight_datasets(opened(*key) for key in dict.fromkeys((run.dataset, run.source.reading) for run in runs))
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
     for run in runs:
         if run.digest() in done:
             continue
-        site = Paths(
-            store.folder, sweep.root_of(run.dataset), sweep.file_of(run), threads, device, tuple(sweep.plugin),
-            folder / TRACES,
-        )  # fmt: skip
-        recipe = run.recipe(views[run.dataset, run.source.reading])
+        root, file = sweep.root_of(run.dataset), sweep.file_of(run)
+        paths = Paths(store.folder, root, file, device, tuple(sweep.plugin), folder / TRACES)
+        recipe = run.recipe(opened(run.dataset, run.source.reading))
         if recipe is not None and not store.has(recipe):
-            trainings[recipe.digest()] = Job(site, recipe, dataset=run.dataset)
-        # All but the method: these runs see the same images in the same order.
+            trainings[recipe.digest()] = Job(paths, recipe, dataset=run.dataset)
+        # Runs that differ in the method alone see the same images in the same order.
         alike = {"method": "", "hyper": {}, "select": "default", "code": {}, "guard": False}
         key = run.model_copy(update=alike).digest()
         before = groups.get(key)
-        groups[key] = Job(site, recipe, (*(before.runs if before else ()), run), dataset=run.dataset)
-    return Plan(runs, done, trainings, list(groups.values()))
+        groups[key] = Job(paths, recipe, (*(before.runs if before else ()), run), dataset=run.dataset)
+    return Plan(runs, done, trainings, list(groups.values()), folder, opened)
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that torch does not have here."""
+    """Refuse a device that torch cannot use."""
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -86,8 +87,8 @@ def check_device(device: str) -> None:
 
 
 @dataclass
-class Summary:
-    """How a sweep went."""
+class SweepSummary:
+    """The records of a sweep, and the records of runs that failed."""
 
     records: list[Record] = field(default_factory=list)
     failures: list[Record] = field(default_factory=list)
@@ -100,43 +101,56 @@ def run_sweep(
     workers: int | None = None,
     checkpoints: str | Path | None = None,
     device: str = "cpu",
-    tell: Tell = lambda event, job, value: None,
-) -> Summary:
-    """Run what is missing of a sweep and record it in the folder; the summary has all of its records, old and new.
+    on_event: OnEvent = lambda event, job, value: None,
+) -> SweepSummary:
+    """Run what is missing of a sweep, record it in the folder, and return all records, old and new."""
+    todo = plan(sweep, folder, checkpoints=checkpoints, device=device)
+    return run_plan(todo, workers=workers, device=device, on_event=on_event)
 
-    workers: processes at a time; by default one per core, each with one thread, or one alone on another device.
+
+def run_plan(
+    todo: Plan,
+    *,
+    workers: int | None = None,
+    device: str = "cpu",
+    on_event: OnEvent = lambda event, job, value: None,
+) -> SweepSummary:
+    """Run the jobs of a plan and record them; return all records, old and new.
+
+    workers: processes at a time; by default one per core with one thread each, or a single one on another device.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = workers or (cores if device == "cpu" else 1)
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // workers)))
-    todo = plan(sweep, folder, checkpoints=checkpoints, threads=threads, device=device)
-    summary = Summary(records=[todo.done[run.digest()] for run in todo.done_here])
+    summary = SweepSummary(records=[todo.done[run.digest()] for run in todo.done_here])
     if todo.jobs:
-        with writing(Path(folder) / FILE) as writer:
+        with open_writer(todo.folder / FILE) as writer:
 
             def keep(record: Record) -> None:
                 writer.add(record)
                 (summary.failures if "error" in record else summary.records).append(record)
 
-            _Pool(todo, workers, keep, tell).work()
+            _Pool(todo, workers, threads, keep, on_event).work()
     return summary
 
 
 class _Pool:
-    """One process per job, some at a time; a job waits for its training. A process that dies takes its job alone."""
+    """A pool with one process per job; a job waits for its training. A process that dies fails its own job only."""
 
-    def __init__(self, todo: Plan, workers: int, keep: Callable[[Record], None], tell: Tell) -> None:
+    def __init__(
+        self, todo: Plan, workers: int, threads: int, keep: Callable[[Record], None], on_event: OnEvent
+    ) -> None:
         self.trainings, self.jobs = dict(todo.trainings), list(todo.jobs)
-        self.workers, self.keep, self.tell = workers, keep, tell
+        self.workers, self.threads, self.keep, self.on_event = workers, threads, keep, on_event
         self.active: dict[Connection, tuple[BaseProcess, Job]] = {}
-        self.left: dict[Connection, list[Run]] = {}  # runs that a process has not sent a record of
+        self.left: dict[Connection, list[Run]] = {}  # runs without a record so far
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
             self.context.set_forkserver_preload(["trueup.bench.jobs"])
 
     def work(self) -> None:
-        """Until nothing is left to do."""
+        """Run all jobs."""
         queue = list(self.trainings.values())
         try:
             while queue or self.jobs or self.active:
@@ -144,13 +158,13 @@ class _Pool:
                     self._start(job)
                 for connection in wait(list(self.active)):
                     assert isinstance(connection, Connection)
-                    self._hear(connection)
+                    self._receive(connection)
         finally:
             for process, _ in self.active.values():
                 process.terminate()
 
     def _next(self, queue: list[Job]) -> Job | None:
-        """A job whose model is there, or else a training."""
+        """Return a job whose model exists, or else a training."""
         for i, job in enumerate(self.jobs):
             if job.recipe is None or job.recipe.digest() not in self.trainings:
                 return self.jobs.pop(i)
@@ -158,13 +172,13 @@ class _Pool:
 
     def _start(self, job: Job) -> None:
         ours, theirs = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=_process, args=(job, theirs), daemon=True)
+        process = self.context.Process(target=_process, args=(job, theirs, self.threads), daemon=True)
         process.start()
         theirs.close()
         self.active[ours], self.left[ours] = (process, job), list(job.runs)
-        self.tell("start", job, None)
+        self.on_event("start", job, None)
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         _, job = self.active[connection]
         try:
             event, value = connection.recv()
@@ -176,7 +190,7 @@ class _Pool:
         if event in ("end", "dead"):
             self._finish(connection, value)
         else:
-            self.tell(event, job, value)
+            self.on_event(event, job, value)
 
     def _finish(self, connection: Connection, error: str | None) -> None:
         process, job = self.active.pop(connection)
@@ -187,25 +201,25 @@ class _Pool:
         if not job.runs:
             assert job.recipe is not None
             del self.trainings[job.recipe.digest()]
-            if error is not None:  # the runs that waited for this model cannot take place
+            if error is not None:  # the runs that waited for this model fail too
                 lost = [j for j in self.jobs if j.recipe is not None and j.recipe.digest() == job.recipe.digest()]
                 self.jobs = [j for j in self.jobs if j not in lost]
                 left, error = [run for j in lost for run in j.runs], f"training failed: {error}"
         for run in left:
-            record = failure(run, error or "its process ended early")
+            record = failure_record(run, error or "its process ended early")
             self.keep(record)
-            self.tell("record", job, record)
-        self.tell("end", job, None)
+            self.on_event("record", job, record)
+        self.on_event("end", job, None)
 
 
-def _process(job: Job, connection: Connection) -> None:
-    """What a process of the pool does. When nobody listens any more, sending fails and it ends."""
+def _process(job: Job, connection: Connection, threads: int) -> None:
+    """Run a job in a process of the pool. If the parent has gone, sending fails and the process ends."""
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started the sweep ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(BrokenPipeError):
         try:
-            perform(job, lambda event, value: connection.send((event, value)))
+            run_job(job, lambda event, value: connection.send((event, value)), threads)
         except BrokenPipeError:
             raise
         except Exception as error:
@@ -222,7 +236,7 @@ def run(
     device: str = "cpu",
     **settings: Any,
 ) -> Record:
-    """One run in this process: its record, from the folder if it is there already.
+    """Run one method on one stream in this process and return its record; a recorded run is not repeated.
 
     >>> trueup.run(dataset="digits", target="type", method="tsd", seed=0)["results"]["accuracy"]
     """
@@ -230,15 +244,15 @@ def run(
     if hyper:
         settings["method"] = [{settings["method"]: hyper}]
     sweep = make_sweep(settings)
-    todo = plan(sweep, folder, checkpoints=checkpoints, threads=torch.get_num_threads(), device=device)
+    todo = plan(sweep, folder, checkpoints=checkpoints, device=device)
     if len(todo.runs) != 1:
         raise ValueError(f"these settings are {len(todo.runs)} runs, not one; name a single target, method and seed")
     if todo.done_here:
         return todo.done[todo.runs[0].digest()]
-    records: list[Record] = []
-    with writing(Path(folder) / FILE) as writer:
+    records, threads = list[Record](), torch.get_num_threads()
+    with open_writer(Path(folder) / FILE) as writer:
         for job in (*todo.trainings.values(), *todo.jobs):
-            perform(job, lambda event, value: records.append(value) if event == "record" else None)
+            run_job(job, lambda event, value: records.append(value) if event == "record" else None, threads)
         writer.add(records[0])
     if "error" in records[0]:
         raise RunFailedError(f"the run failed: {records[0]['error']}")
@@ -246,10 +260,10 @@ def run(
 
 
 class RunFailedError(ValueError):
-    """A run that did not come to its end."""
+    """A run that failed."""
 
 
-def order_of(records: Iterable[Record], runs: Sequence[Run]) -> list[Record]:
-    """Records in the order of the runs that they are of."""
-    place = {run.digest(): i for i, run in enumerate(runs)}
-    return sorted(records, key=lambda record: place[record["id"]])
+def sort_records(records: Iterable[Record], runs: Sequence[Run]) -> list[Record]:
+    """Sort records in the order of their runs."""
+    position = {run.digest(): i for i, run in enumerate(runs)}
+    return sorted(records, key=lambda record: position[record["id"]])

@@ -8,7 +8,7 @@ from trueup.startup import interruptible
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line."""
     with interruptible(True):
         try:
             import pydantic

@@ -1,4 +1,4 @@
-"""All verbs of the command line, and what every one of them does with an error."""
+"""All verbs of the command line, and error handling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Test-time adaptation for vision models: train source models, stream shifted data, compare methods.",
-    epilog="Start with `trueup demo`. A table of your own: `trueup bench --help`.",
+    epilog="Start with `trueup demo`. For your own comparison: `trueup bench --help`.",
 )
 app.command("list")(listing.list_all)
 app.add_typer(data.app, name="data")
@@ -44,19 +44,19 @@ def _version(wanted: bool) -> None:
 def settings(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show what is going on, and where errors come from."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Show more log messages, and tracebacks of errors."),
 ) -> None:
-    """What holds for all verbs."""
+    """Set what applies to all verbs."""
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s")
     _state.update(verbose=verbose, verb=context.invoked_subcommand)
 
 
 _state: dict[str, Any] = {"verbose": False, "verb": None}
-GO_ON = ("train", "run", "bench", "stress", "reproduce", "segment", "demo")
+RESUMABLE = ("train", "run", "bench", "stress", "reproduce", "segment", "demo")
 
 
 def start() -> None:
-    """Run; an error that we foresee is one sentence, not a traceback."""
+    """Run the command line; print an expected error as one sentence, without a traceback."""
     stderr = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         with stoppable():
@@ -67,9 +67,9 @@ def start() -> None:
         stderr.print(f"[bold red]Error:[/] {_plain(error)}")
         sys.exit(2)
     except SystemExit as end:
-        if end.code == 130:  # what typer makes of Ctrl-C
-            kept = "What is finished is kept; the same command goes on from there."
-            stderr.print(f"Stopped. {kept if _state['verb'] in GO_ON else 'The same command starts over.'}")
+        if end.code == 130:  # typer's exit code for Ctrl-C
+            kept = "Finished work is kept; the same command continues from there."
+            stderr.print(f"Stopped. {kept if _state['verb'] in RESUMABLE else 'The same command starts over.'}")
         raise
 
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from trueup.bench.jobs import Job
 from trueup.bench.records import FILE
-from trueup.bench.settings import Sweep, make_sweep, read_sweep
-from trueup.bench.sweep import Plan, order_of, plan, run_sweep
+from trueup.bench.settings import make_sweep, read_sweep
+from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
-from trueup.cli.options import given
-from trueup.cli.progress import SweepBars
+from trueup.cli.options import passed
+from trueup.cli.progress import print_failures, run_with_bars
 from trueup.cli.report import print_tables
 
 HELP = """Compare methods: datasets × networks × targets × streams × batches × seeds × methods.
 
-Finished runs are in OUT/records.jsonl and are not run again; a sweep that was stopped goes on. Without anything: \
-the embedded digits, the paper's nine methods, three seeds."""
+Finished runs are in OUT/records.jsonl and are not run again, so a stopped sweep continues. By default: the embedded \
+digits, the paper's nine methods, three seeds."""
 
 
 def bench(
-    file: str = typer.Argument("", help="A YAML file of settings; flags take the place of what it says."),
+    file: str = typer.Argument("", help="A YAML file of settings; flags override it."),
     dataset: list[str] = options.DATASET,
     root: str = options.ROOT,
     target: list[str] = options.TARGET,
@@ -45,55 +43,47 @@ def bench(
     limit: int = options.LIMIT,
     reset: bool = options.RESET,
     search: bool = typer.Option(False, "--search", help="Search hyper-parameters on held-out source data."),
-    oracle: bool = typer.Option(False, "--oracle", help="Search them on the target's labels: a bound, never a result."),
+    oracle: bool = typer.Option(False, "--oracle", help="Search them on target labels: an upper bound only."),
     plugin: list[str] = options.PLUGIN,
     out: str = options.OUT,
     checkpoints: str = options.CHECKPOINTS,
     workers: int = options.WORKERS,
     device: str = options.DEVICE,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and their state; run nothing."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and their state without running them."),
 ) -> None:
     """Compare methods: datasets × networks × targets × streams × batches × seeds × methods."""
-    training = options.seen(training, resize, limits, mean, std, grey)
+    training = options.training_settings(training, resize, limits, mean, std, grey)
     select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted] or None
-    flags = given(
+    flags = passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
         limit=limit, reset=reset, select=select, plugin=plugin,
     )  # fmt: skip
     sweep = read_sweep(file, flags) if file else make_sweep(flags)
+    todo = plan(sweep, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
     if dry_run:
-        print_plan(plan(sweep, out, checkpoints=checkpoints))
-    elif not perform(sweep, out, workers=workers, checkpoints=checkpoints, device=device):
+        print_plan(todo)
+    elif run_and_print(todo, workers=workers, device=device).failures:
         raise typer.Exit(1)
 
 
-def perform(
-    sweep: Sweep, out: str, *, workers: int | None = None, checkpoints: str | None = None, device: str = "cpu"
-) -> bool:
-    """Run a sweep with bars, print its tables and name what failed; False if anything did."""
-    todo = plan(sweep, out, checkpoints=checkpoints)
-    bars = SweepBars(todo)
-    with bars.progress:
-        summary = run_sweep(sweep, out, workers=workers, checkpoints=checkpoints, device=device, tell=bars)
-    console = Console()
+def run_and_print(todo: Plan, *, workers: int | None = None, device: str = "cpu") -> SweepSummary:
+    """Run a plan with progress bars, and print its tables and failures."""
+    summary = run_with_bars(todo, workers=workers, device=device)
     if summary.records:
-        print_tables(order_of(summary.records, todo.runs))
-    for record in summary.failures:
-        run = record["settings"]
-        name = f"{run['method']} on {run['dataset']}/{run['target']}, {run['network']}, seed {run['seed']}"
-        console.print(f"[red]failed:[/] {name}: {record['error']}", highlight=False, soft_wrap=True)
-    console.print(f"{len(summary.records)} records in {Path(out) / FILE}", highlight=False)
-    return not summary.failures
+        print_tables(sort_records(summary.records, todo.runs))
+    print_failures(summary.failures)
+    Console().print(f"{len(summary.records)} records in {todo.folder / FILE}", highlight=False)
+    return summary
 
 
 def print_plan(todo: Plan) -> None:
-    """The runs and their state; what all runs agree in is said once."""
+    """Print the runs and their state; settings that all runs share are printed once."""
     columns = ("dataset", "target", "network", "method", "seed", "stream", "batch", "select")
     rows = [{name: str(getattr(run, name)) for name in columns} for run in todo.runs]
-    same = {name: rows[0][name] for name in columns if len({row[name] for row in rows}) == 1}
+    shared = {name: rows[0][name] for name in columns if len({row[name] for row in rows}) == 1}
     table = Table(box=None, pad_edge=False, header_style="dim")
-    shown = [name for name in columns if name not in same]
+    shown = [name for name in columns if name not in shared]
     for name in ("id", *shown, "state"):
         table.add_column(name, no_wrap=True)
     untrained = {run.digest() for job in todo.jobs if _waits(todo, job) for run in job.runs}
@@ -102,7 +92,7 @@ def print_plan(todo: Plan) -> None:
         state = "[green]done[/]" if key in todo.done else "to run, model to train" if key in untrained else "to run"
         table.add_row(key[:8], *(row[name] for name in shown), state)
     console = Console()
-    console.print(", ".join(f"{name} {value}" for name, value in same.items()), highlight=False)
+    console.print(", ".join(f"{name} {value}" for name, value in shared.items()), highlight=False)
     console.print(table)
     counts = f"{len(todo.runs)} runs: {len(todo.done_here)} done, {len(todo.waiting)} to run; "
     console.print(f"{counts}{len(todo.trainings)} source models to train", highlight=False)

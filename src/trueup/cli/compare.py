@@ -1,4 +1,4 @@
-"""`trueup compare`: several methods on a model and images of one's own, without labels."""
+"""`trueup compare`: several methods on a user's model and unlabelled images."""
 
 from __future__ import annotations
 
@@ -17,59 +17,59 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor, nn
 
-from trueup.bench.method_spec import guarded
-from trueup.bench.settings import PAPER, make_sweep, resolve
+from trueup.bench.method_spec import read_specs, split_guard
+from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
-from trueup.cli.progress import bar
+from trueup.cli.progress import progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
 from trueup.data.channels import make_channels
 from trueup.data.domains import CorruptedDomain, Domain, FileDomain
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import AS_STORED, Reading
-from trueup.data.scanning import Scan, log_skipped
+from trueup.data.preflight import preflight_domains
+from trueup.data.scanning import FolderScan, log_skipped
 from trueup.data.streams import batches
-from trueup.data.survey import survey_domains
-from trueup.deploy.compare import Trial, compare_methods
+from trueup.deploy.compare_methods import Trial, compare_methods
 from trueup.deploy.estimates import Estimate, MethodReport, Score, advise, estimate
 from trueup.source.checkpoints import load_model, read_checkpoint, recipe_in
 from trueup.views import make_normalization
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-USUAL = tuple(name for name in PAPER if name != "source")
+USUAL = tuple(name for name in PAPER_METHODS if name != "source")
 SHUFFLE = typer.Option(
-    None, "--shuffle/--no-shuffle", help="In random order, or by the files' names; random if left out and in folders."
+    None, "--shuffle/--no-shuffle", help="In random order, or sorted by name; by default random if in folders."
 )
 LABELLED = typer.Option(
-    None, "--source", help="Labelled source images, best none of training: a folder per class. Six times as long."
+    None, "--source", help="Labelled source images, not used for training: a folder per class. Takes six times as long."
 )
-SHOWN = 3  # folders that are named
+SHOWN = 3  # folders named in a message
 SCENES = ("gaussian_noise", "defocus_blur", "fog", "pixelate")  # one of each family of corruptions
 SEVERITY = 4
 NOTE = "range of the accuracy by AETTA (Lee et al., 2024), GDE (Jiang et al., 2022) and confidence; "
-GUESS = "not calibrated, so a guess: labelled source images (--source) would show how far it can be off"
+GUESS = "not calibrated, so a guess: labelled source images (--source) would calibrate it"
 HELP = """Try several methods on your own model and unlabelled images, and recommend one, with reasons.
 
-It estimates each accuracy without labels, as a range, or says that it cannot be estimated on this data: where the
-estimates disagree, or adapted models seldom agree with the source. With --source, it runs the same on labelled
-source images, clean and corrupted, and calibrates the range by how far estimates were off there. It recommends a
-method only if its lead is more than two standard errors; otherwise it says that there are too few images. Where
-nothing can be told it gives no advice, and you keep what you have.
+It estimates each accuracy without labels, as a range, or says that this is not possible: if the estimates disagree, or
+if adapted models rarely agree with the source. With --source, it runs the methods on labelled source images, clean and
+corrupted, and calibrates the range by the errors of the estimates there. It recommends a method only if its lead is
+more than two standard errors; otherwise it says that there are too few images. If the data allow no conclusion, it
+gives no advice, and you keep your model.
 
-Folders that are the model's classes count as labels; if its classes have no names here, as many folders as it has
-classes do, in the order of their names. Then the accuracy is shown and decides.
+Folders with the names of the model's classes count as labels; if the class names are unknown, so do as many folders as
+the model has classes, in the order of their names. Then the accuracy is shown, and decides.
 
 Example: trueup compare --model model.safetensors --data photos
 
 --json prints an object: images, unreadable, said, methods (for each its name, range, why there is none, accuracy if
 there are labels, aetta, gde, confidence, agreement, all as shares of 1, entropy, classes, seconds), scenes (the same on
-source images), take (names; the source if nothing can be told), certain (false if so) and reasons."""
+source images), take (names; the source if there is no advice), certain (false if so) and reasons."""
 
 
 @dataclass(frozen=True)
-class Photos:
-    """The images below a folder, and what its folders are."""
+class ImageFolder:
+    """The images below a folder, and the meaning of its subfolders."""
 
     domain: FileDomain
     labelled: bool
@@ -78,13 +78,13 @@ class Photos:
 
 
 def compare(
-    data: str = typer.Option(..., "--data", "-i", help="A folder of images, also in folders; of classes, if labelled."),
-    model: str = typer.Option(None, "--model", help="A checkpoint of `trueup train`, in place of --arch to --size."),
+    data: str = typer.Option(..., "--data", "-i", help="Folder of images and subfolders; one per class if labelled."),
+    model: str = typer.Option(None, "--model", help="Checkpoint of `trueup train`; replaces --arch to --size."),
     arch: str = typer.Option(None, "--arch", help="resnet50, timm/vit_base_patch16_224, or your own module:function."),
-    weights: str = typer.Option(None, "--weights", "-w", help="Its state dict: a .safetensors or torch.save file."),
-    classes: int = typer.Option(None, "--classes", min=2, help="Its classes."),
-    size: int = typer.Option(None, "--size", min=8, help="Side in pixels of what it sees; 224 if left out."),
-    normalize: str = typer.Option(None, "--normalize", help="imagenet (if left out) or half."),
+    weights: str = typer.Option(None, "--weights", "-w", help="State dict: a .safetensors or torch.save file."),
+    classes: int = typer.Option(None, "--classes", min=2, help="Number of classes."),
+    size: int = typer.Option(None, "--size", min=8, help="Input size in pixels; 224 by default."),
+    normalize: str = typer.Option(None, "--normalize", help="imagenet (default) or half."),
     resize: str = options.RESIZE,
     limits: options.Limits = options.RANGE,
     mean: str = options.MEAN,
@@ -92,9 +92,9 @@ def compare(
     grey: bool = options.GREY,
     method: list[str] = options.METHOD,
     batch: int = typer.Option(64, "--batch", "-b", min=1, help="Images per batch."),
-    limit: int = typer.Option(None, "--limit", min=1, help="Only the first so many images."),
+    limit: int = typer.Option(None, "--limit", min=1, help="Use only the first N images."),
     shuffle: bool = SHUFFLE,
-    seed: int = typer.Option(0, "--seed", "-s", min=0, help="Of adaptation and order."),
+    seed: int = typer.Option(0, "--seed", "-s", min=0, help="Seed of adaptation and order."),
     device: str = options.DEVICE,
     source: str = LABELLED,
     as_json: bool = options.JSON,
@@ -106,26 +106,26 @@ def compare(
     network, seen = open_classifier(model, **foreign, mean=mean, std=std, grey=grey)
     asked, known = options.reading(resize, limits), seen.get("reading", AS_STORED)
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
-    photos = find_images(Path(data), seen["classes"], seen["names"], reading)
-    labelled = None if source is None else find_labelled(Path(source), seen, reading)
-    survey_domains(data, [photos.domain])
-    mixed = photos.nested if shuffle is None else shuffle
-    stand = Stand(network, trials, seen, batch, device, seed)
-    order = stand.order(photos.domain, mixed)[:limit]
-    findings, broken = stand.watch(photos.domain, order, labelled=photos.labelled)
-    scenes = {} if labelled is None else stand.calibrate(labelled.domain, len(order))
-    said = f"{_in_words(len(order) - broken, mixed)}; {photos.said}"
-    (tell_json if as_json else tell)(findings, scenes, broken=broken, said=said)
+    images = open_image_folder(Path(data), seen["classes"], seen["names"], reading)
+    labelled = None if source is None else open_labelled_folder(Path(source), seen, reading)
+    preflight_domains(data, [images.domain])
+    mixed = images.nested if shuffle is None else shuffle
+    comparison = Comparison(network, trials, seen, batch, device, seed)
+    order = comparison.order(images.domain, mixed)[:limit]
+    reports, broken = comparison.run(images.domain, order, labelled=images.labelled)
+    scenes = {} if labelled is None else comparison.calibrate(labelled.domain, len(order))
+    said = f"{_order_text(len(order) - broken, mixed)}; {images.said}"
+    (print_reports_as_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
 
 
-def _in_words(images: int, mixed: bool) -> str:
-    way = "in random order (--no-shuffle: by name)" if mixed else "in the order of their names (--shuffle: random)"
+def _order_text(images: int, mixed: bool) -> str:
+    way = "in random order (--no-shuffle: by name)" if mixed else "sorted by name (--shuffle: random)"
     return f"{images} {'image' if images == 1 else 'images'} {way}"
 
 
 @dataclass(frozen=True)
-class Stand:
-    """A network, methods to try on it, and how it is shown images."""
+class Comparison:
+    """A network, the methods to try, and how images are shown."""
 
     network: nn.Module
     trials: dict[str, Trial]
@@ -135,14 +135,14 @@ class Stand:
     seed: int
 
     def order(self, domain: Domain, mixed: bool) -> NDArray[np.int64]:
-        """Number the images of a domain in the order in which they are shown."""
+        """Return the indices of a domain's images in the order of the stream."""
         every = np.arange(len(domain.labels))
         return np.random.default_rng(self.seed).permutation(every) if mixed else every
 
-    def watch(
+    def run(
         self, domain: Domain, order: NDArray[np.int64], *, labelled: bool, title: str = "batches"
     ) -> tuple[list[MethodReport], int]:
-        """Run the methods over images in this order, with a bar; also return how many could not be read."""
+        """Run the methods over images in this order; also return the number of unreadable images."""
         channels = make_channels(self.seen["normalize"], self.seen.get("grey", False))
         loader = Loader(ConcatDomains([domain]), self.seen["size"], channels, keep=True, device=self.device)
         stream = list(batches(order, self.batch))
@@ -156,32 +156,31 @@ class Stand:
             "seed": self.seed,
             "pixels": make_normalization(channels.mean, channels.std),
         }
-        with bar(title) as advance:
+        with progress_bar(title) as advance:
             done, total = iter(range(1, 10**9)), 2 * len(stream) * len(self.trials)
             found = compare_methods(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
         return found, len(loader.broken)
 
     def calibrate(self, domain: Domain, most: int) -> dict[str, list[MethodReport]]:
-        """Run the methods over at most so many labelled source images, clean and corrupted."""
+        """Run the methods on at most `most` labelled source images, clean and corrupted."""
         views: dict[str, Domain] = {"clean": domain}
         views |= {f"{name}-{SEVERITY}": CorruptedDomain(domain, name, SEVERITY, self.seed) for name in SCENES}
         order = self.order(domain, mixed=True)[:most]
-        return {name: self.watch(view, order, labelled=True, title=name)[0] for name, view in views.items()}
+        return {name: self.run(view, order, labelled=True, title=name)[0] for name, view in views.items()}
 
 
 def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """The classifier, and what it wants to see; `flags` are those of a network of others."""
-    from trueup.data.datasets.masked import NAMES
+    """Return the classifier and its view of images; `flags` describe a network without a recipe."""
+    from trueup.data.datasets.mask_datasets import NAMES
 
-    given = options.given(**flags)
+    given = options.passed(**flags)
+    options.check_model_flags(model, given)
     if model is not None:
-        if others := [name for name in given if name != "arch"]:
-            raise ValueError(f"--{others[0]} does not go with --model: the checkpoint says it")
         recipe = recipe_in(Path(model))
         if recipe is None:
-            raise ValueError(f"{model} holds no recipe of trueup's: give --arch, --weights and --classes instead")
+            raise ValueError(f"{model} has no trueup recipe: give --arch, --weights and --classes instead")
         if recipe.dataset in NAMES:
-            raise ValueError(f"{model} was trained on {recipe.dataset} and makes masks: compare takes a classifier")
+            raise ValueError(f"{model} was trained on {recipe.dataset} and predicts masks: compare takes a classifier")
         network, _ = read_checkpoint(Path(model), given.get("arch"))
         card = CARDS.get(recipe.dataset)
         seen: dict[str, Any] = {
@@ -193,8 +192,6 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
             "reading": recipe.training.reading,
         }
     else:
-        if missing := [name for name in ("arch", "weights", "classes") if name not in given]:
-            raise ValueError(f"--{missing[0]} is missing: give --model, or --arch with --weights and --classes")
         seen = {"size": 224, "names": (), "grey": False, **given}
         normalize = options.normalization(seen.get("mean"), seen.get("std"), seen.get("normalize")) or "imagenet"
         channels = make_channels(normalize, seen["grey"]).count
@@ -203,35 +200,37 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
     return network.to(memory_format=torch.channels_last), seen
 
 
-def find_images(folder: Path, classes: int, names: Sequence[str] = (), reading: Reading = AS_STORED) -> Photos:
-    """The images below a folder, sorted by name, and what its folders are; `names` are those of the classes, if any."""
+def open_image_folder(
+    folder: Path, classes: int, names: Sequence[str] = (), reading: Reading = AS_STORED
+) -> ImageFolder:
+    """Find the images below a folder, sorted by name; subfolders may be classes, called `names` if known."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    scan = Scan(folder)
+    scan = FolderScan(folder)
     found = sorted(str(path.relative_to(folder)) for path in scan.walk() if path.name.lower().endswith(SUFFIXES))
     log_skipped(str(folder), scan.skipped)
     if not found:
-        raise ValueError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
+        raise ValueError(f"{folder} contains no images ({', '.join(SUFFIXES)})")
     firsts = [Path(name).parts[0] if len(Path(name).parts) > 1 else "" for name in found]
-    numbers, said = _number(sorted(set(firsts)), classes, [name.casefold() for name in names])
+    numbers, said = _class_numbers(sorted(set(firsts)), classes, [name.casefold() for name in names])
     labels = np.array([numbers.get(first, 0) for first in firsts], dtype=np.int64)
-    return Photos(FileDomain(folder.name, folder, found, labels, reading), bool(numbers), any(firsts), said)
+    return ImageFolder(FileDomain(folder.name, folder, found, labels, reading), bool(numbers), any(firsts), said)
 
 
-def find_labelled(folder: Path, seen: dict[str, Any], reading: Reading) -> Photos:
-    """Find source images, which must have labels."""
-    photos = find_images(folder, seen["classes"], seen["names"], reading)
-    if not photos.labelled:
-        raise ValueError(f"--source {folder}: {photos.said}; it needs one folder per class, named like the classes")
-    return photos
+def open_labelled_folder(folder: Path, seen: dict[str, Any], reading: Reading) -> ImageFolder:
+    """Find source images, and refuse them if they have no labels."""
+    images = open_image_folder(folder, seen["classes"], seen["names"], reading)
+    if not images.labelled:
+        raise ValueError(f"--source {folder}: {images.said}; it needs one folder per class, named like the classes")
+    return images
 
 
-def _number(folders: list[str], classes: int, names: list[str]) -> tuple[dict[str, int], str]:
-    """The class of each folder, if they are classes, and a word on it; "" is where images lie in none."""
+def _class_numbers(folders: list[str], classes: int, names: list[str]) -> tuple[dict[str, int], str]:
+    """Return the class of each folder, if they are classes, and a remark; "" stands for images in no folder."""
     if folders == [""]:
         return {}, "no folders: no labels"
     if folders[0] == "":
-        return {}, "some images lie in no folder: no labels"
+        return {}, "some images are not in folders: no labels"
     many = "1 folder" if len(folders) == 1 else f"{len(folders)} folders"
     if names and all(folder.casefold() in names for folder in folders):
         what = "the model's classes" if len(folders) == classes else f"some of the model's {classes} classes"
@@ -243,30 +242,32 @@ def _number(folders: list[str], classes: int, names: list[str]) -> tuple[dict[st
 
 
 def trials_of(texts: list[str]) -> dict[str, Trial]:
-    """Make the methods as people write them; the frozen source is always the first."""
+    """Make the methods from their specs, with the frozen source first."""
     import yaml
 
     made = {"source": Trial(make_method("source", {}))}
     for text in texts:
         try:
-            name, said = (make_sweep({"method": [text]}).method or [])[0]
+            name, values = read_specs(text)[0]
         except yaml.YAMLError as error:
             raise ValueError(f"-m {text}: a value cannot be read; quote it within: params='[bf].*'") from error
-        hyper, guard = guarded(said)
-        made[text] = Trial(make_method(name, resolve(name, hyper, "default")), guard)
+        hyper, guard = split_guard(values)
+        made[text] = Trial(make_method(name, resolve_hyper(name, hyper, "default")), guard)
     return made
 
 
-def tell_json(findings: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:
-    """Print the result as JSON: shares of 1, null for what is not known."""
+def print_reports_as_json(
+    reports: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str
+) -> None:
+    """Print the result as JSON, with shares of 1 and null for unknown values."""
     streams = list(scenes.values())
-    found, advice = estimate(findings, streams), advise(findings, streams)
+    found, advice = estimate(reports, streams), advise(reports, streams)
     result = {
-        "images": len(findings[0].answers),
+        "images": len(reports[0].answers),
         "unreadable": broken,
         "said": said,
-        "methods": [_plain(f) | {"range": e.range, "why": e.why} for f, e in zip(findings, found, strict=True)],
-        "scenes": {name: [_plain(f) for f in scene] for name, scene in scenes.items()},
+        "methods": [_json_values(f) | {"range": e.range, "why": e.why} for f, e in zip(reports, found, strict=True)],
+        "scenes": {name: [_json_values(f) for f in scene] for name, scene in scenes.items()},
         "take": advice.take,
         "certain": advice.certain,
         "reasons": advice.reasons,
@@ -274,35 +275,35 @@ def tell_json(findings: list[MethodReport], scenes: dict[str, list[MethodReport]
     typer.echo(json.dumps(result, indent=2))
 
 
-def _plain(finding: MethodReport) -> dict[str, Any]:
-    values = {key: value for key, value in vars(finding).items() if key != "answers"}
+def _json_values(report: MethodReport) -> dict[str, Any]:
+    values = {key: value for key, value in vars(report).items() if key != "answers"}
     return {key: value.value if isinstance(value, Score) else value for key, value in values.items()}
 
 
-def tell(findings: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:
-    """Print what was found, and what follows from it."""
+def print_report(reports: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:
+    """Print the reports of all methods, and the advice."""
     streams = list(scenes.values())
-    found, advice = estimate(findings, streams), advise(findings, streams)
+    found, advice = estimate(reports, streams), advise(reports, streams)
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     console.print(said, markup=False)
-    console.print(_table(findings, found, "estimate %" if scenes else "guess %"))
+    console.print(_table(reports, found, "estimate %" if scenes else "guess %"))
     if broken:
-        console.print(f"{broken} images could not be read and are left out", style="red")
+        console.print(f"{broken} images cannot be read and are left out", style="red")
     names = " or ".join(f"[bold]{escape(name)}[/]" for name in advice.take)
-    console.print(f"\ntake {names}" if advice.certain else f"\nno advice: keep what you have ({names})")
+    console.print(f"\ntake {names}" if advice.certain else f"\nno advice: keep your model ({names})")
     for reason in advice.reasons:
         console.print(f"• {reason}", markup=False)
     how = f"calibrated on {len(streams[0][0].answers)} source images, {', '.join(scenes)}" if scenes else GUESS
     console.print(NOTE + how, style="dim")
 
 
-def _table(findings: list[MethodReport], found: list[Estimate], title: str) -> Table:
+def _table(reports: list[MethodReport], found: list[Estimate], title: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    labelled = any(finding.accuracy is not None for finding in findings)
+    labelled = any(report.accuracy is not None for report in reports)
     heads = [title, "agreement %", "confidence %", "entropy", "classes", "seconds"]
     for name in ["method", *(["accuracy %"] if labelled else []), *heads]:
         table.add_column(name, justify="left" if name == "method" else "right")
-    for f, e in zip(findings, found, strict=True):
+    for f, e in zip(reports, found, strict=True):
         row = [f"{100 * f.accuracy.value:.1f}" if f.accuracy is not None else "–"] if labelled else []
         row += ["–" if e.range is None else f"{100 * e.range[0]:.0f}–{100 * e.range[1]:.0f}"]
         row += [f"{100 * part:.1f}" for part in (f.agreement, f.confidence.value)]

@@ -1,4 +1,4 @@
-"""`trueup data`: what a dataset should be, and whether it is."""
+"""`trueup data`: cards of datasets, checks of their files, and unpacking of archives."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli import options
-from trueup.cli.progress import bar
+from trueup.cli.progress import progress_bar
 from trueup.data.archives import folder_for
-from trueup.data.archives import unpack as unpack_archive
+from trueup.data.archives import unpack_archive as unpack_archive
 from trueup.data.cards import CARDS, Card, get_card
-from trueup.data.check import Report, few
-from trueup.data.check import check as check_files
-from trueup.data.check_masks import MaskReport, Part
-from trueup.data.datasets.masked import NAMES, ON_DISK, USUAL
+from trueup.data.check import ImageReport
+from trueup.data.check import check_dataset as check_files
+from trueup.data.check_masks import DomainPart, MaskReport
+from trueup.data.check_report import Report, first_names
+from trueup.data.datasets.mask_datasets import NAMES, ON_DISK, USUAL
 
 app = typer.Typer(help="Cards of the datasets, their archives, and a check of what is on disk.", no_args_is_help=True)
-MANY = 12  # columns for classes or structures at most
-LINES = 10  # reasons why files cannot be read, at most
+MANY = 12  # columns for classes or structures
+LINES = 10  # reasons why files cannot be read
 
 
 @app.command()
@@ -43,7 +44,7 @@ def card(name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}.")) -> Non
 
 
 def _scored(it: Card) -> dict[str, str]:
-    """Of masks, what is compared."""
+    """Return the scored structures of a dataset with masks."""
     if it.name not in NAMES:
         return {}
     structures = ON_DISK[it.name.removesuffix("-sim")].STRUCTURES
@@ -52,7 +53,7 @@ def _scored(it: Card) -> dict[str, str]:
 
 
 def _direction(name: str) -> dict[str, str]:
-    """Of masks, what is usually adapted to, and after what."""
+    """Return the usual source and targets of a dataset with masks."""
     if name not in USUAL:
         return {}
     (source,) = {*USUAL[name].values()}
@@ -63,44 +64,45 @@ def _direction(name: str) -> dict[str, str]:
 def check(
     name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}, or your own: folder, masks."),
     root: str = typer.Option("", help="The folder that holds the domains."),
-    fast: bool = typer.Option(False, "--fast", help="Count files only; do not open them (of volumes, the headers)."),
+    fast: bool = typer.Option(False, "--fast", help="Count files only; do not open them (volumes: read the headers)."),
     limits: options.Limits = options.RANGE,
     pictures: str = typer.Option(
-        "", metavar="DIR", help="Of masks: draw some cases of each domain with their outlines, into this folder."
+        "", metavar="DIR", help="For masks: draw some cases of each domain with outlines, into this folder."
     ),
     as_json: bool = options.JSON,
 ) -> None:
-    """Say what is missing or wrong, with counts per domain and class. Exit status 1 if anything is.
+    """Report what is missing or wrong, with counts per domain and class. Exit status 1 if there are problems.
 
-    With --json: ok, problems, notes, broken, others, and of each domain the images of each class; of masks its cases,
-    slices, sizes and spacings, and of each structure the cases that show it and its share of the pixels.
+    With --json: ok, problems, notes, broken, others, and for each domain the images of each class; for masks its cases,
+    slices, sizes and spacings, and for each structure the cases that show it and its share of the pixels.
     """
     if pictures and name in {*CARDS, "folder"} - {*NAMES}:
         raise ValueError(f"{name} has no masks to draw: --pictures is for {', '.join(NAMES)}")
-    with bar("opening images") as advance:
+    with progress_bar("opening images") as advance:
         reading = options.reading(None, limits)
         report = check_files(name, root or None, decode_all=not fast, reading=reading, progress=advance)
     drawn = _draw(report, Path(pictures)) if pictures and isinstance(report, MaskReport) else None
     if as_json:
         options.print_json(as_values(report, opened=not fast) | ({} if drawn is None else {"drawn": drawn}))
     else:
-        _tell_all(Console(emoji=False), report, drawn, fast=fast)  # or "refuge:train:" would become a tram
+        _tell_all(Console(emoji=False), report, drawn, fast=fast)  # with emoji, ":train:" becomes a picture
     if report.problems:
         raise typer.Exit(1)
 
 
-def as_values(report: Report | MaskReport, *, opened: bool) -> dict[str, Any]:
-    """A report as plain values; `opened`: whether files were opened, not only counted."""
+def as_values(report: Report, *, opened: bool) -> dict[str, Any]:
+    """Return a report as plain values; `opened` is False if files were only counted."""
     values: dict[str, Any] = {"dataset": report.name, "ok": not report.problems, "opened": opened}
     values |= {key: list(getattr(report, key)) for key in ("problems", "notes", "broken", "others")}
-    if isinstance(report, Report):
+    if isinstance(report, ImageReport):
         return values | {"images": report.images, "classes": list(report.classes), "domains": report.counts}
+    assert isinstance(report, MaskReport)
     structures = list(report.structures)
     values |= {"missing": report.missing, "cases": report.cases, "slices": report.slices, "structures": structures}
     return values | {"domains": {name: _part_values(part, structures) for name, part in report.parts.items()}}
 
 
-def _part_values(part: Part, structures: list[str]) -> dict[str, Any]:
+def _part_values(part: DomainPart, structures: list[str]) -> dict[str, Any]:
     return {
         "cases": part.cases,
         "slices": part.slices,
@@ -111,19 +113,19 @@ def _part_values(part: Part, structures: list[str]) -> dict[str, Any]:
     }
 
 
-def _tell_all(console: Console, report: Report | MaskReport, drawn: list[str] | None, *, fast: bool) -> None:
+def _tell_all(console: Console, report: Report, drawn: list[str] | None, *, fast: bool) -> None:
     if isinstance(report, MaskReport):
         _tell_masks(console, report)
-        if drawn is not None:
-            _tell(console, f"drawn: {', '.join(drawn) or 'nothing'}")
-    else:
+    elif isinstance(report, ImageReport):
         console.print(_counts(report))
         _tell(console, f"{report.images:,} images, {len(report.classes)} classes, {len(report.counts)} domains")
-        for note in report.notes:
-            _tell(console, f"· {note}")
+    for note in report.notes:
+        _tell(console, f"· {note}")
+    if drawn is not None:
+        _tell(console, f"drawn: {', '.join(drawn) or 'nothing'}")
     if report.others:
-        what = "neither images nor masks" if isinstance(report, MaskReport) else "no images"
-        _tell(console, f"{len(report.others)} files are {what} and are left out: {few(report.others)}")
+        what = "neither images nor masks" if isinstance(report, MaskReport) else "not images"
+        _tell(console, f"{len(report.others)} files are {what} and are ignored: {first_names(report.others)}")
     for problem in report.problems:
         console.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
     if isinstance(report, MaskReport) and len(report.broken) > 1:
@@ -131,39 +133,41 @@ def _tell_all(console: Console, report: Report | MaskReport, drawn: list[str] | 
         for line in [*report.broken[:LINES], *([f"and {more} more"] if more > 0 else [])]:
             _tell(console, f"  {line}")
     if not report.problems:
-        console.print("[green]✓[/] as it should be" + (" (files were counted, not opened)" if fast else ""))
+        console.print("[green]✓[/] complete" + (" (files were counted, not opened)" if fast else " and readable"))
 
 
 @app.command()
 def unpack(
     archive: str = typer.Argument(help="A .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz file."),
-    sha256: str = typer.Option("", metavar="HEX", help="Its SHA-256, as its publisher says it; compared first."),
-    out: str = typer.Option("", metavar="DIR", help="The folder to make. Default: the archive's name, here."),
-    unverified: bool = typer.Option(False, "--unverified", help="Unpack it although nobody said its SHA-256."),
+    sha256: str = typer.Option("", metavar="HEX", help="Its SHA-256 as published; compared first."),
+    out: str = typer.Option(
+        "", metavar="DIR", help="The new folder. Default: the archive's name, in the current folder."
+    ),
+    unverified: bool = typer.Option(False, "--unverified", help="Unpack without comparing a SHA-256."),
 ) -> None:
-    """Unpack a dataset's archive, whole or not at all. Links, and paths that lead elsewhere, are refused."""
+    """Unpack a dataset's archive, everything or nothing. Links and paths outside the folder are refused."""
     if bool(sha256) == unverified:
-        raise ValueError("give either --sha256 HEX, as the archive's publisher says it, or --unverified")
+        raise ValueError("give either --sha256 HEX, as published with the archive, or --unverified")
     folder = Path(out) if out else folder_for(archive)
-    with bar("MB read, then written") as advance:
+    with progress_bar("MB read, then written") as advance:
         done = unpack_archive(
             archive, folder, sha256=sha256 or None, progress=lambda n, of: advance(n // 10**6, of // 10**6)
         )
     console = Console(emoji=False)
     _tell(console, f"{folder}: {done.files:,} file{'s' * (done.files != 1)}, {done.bytes:,} bytes")
     if unverified:
-        console.print("[yellow]![/] nothing was verified; compare its SHA-256 with its publisher's:", soft_wrap=True)
+        console.print("[yellow]![/] not verified; compare its SHA-256 with the published one:", soft_wrap=True)
         _tell(console, done.sha256)
     else:
-        console.print("[green]✓[/] its SHA-256 is as you said", highlight=False)
+        console.print("[green]✓[/] its SHA-256 matches", highlight=False)
 
 
 def _tell(console: Console, line: str) -> None:
     console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def _counts(report: Report) -> Table:
-    """Domains down, classes across; totals alone where there are many classes."""
+def _counts(report: ImageReport) -> Table:
+    """Return a table of domains by classes; only extremes and totals if there are many classes."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("domain")
     few_classes = len(report.classes) <= MANY
@@ -177,7 +181,7 @@ def _counts(report: Report) -> Table:
 
 
 def _tell_masks(console: Console, report: MaskReport) -> None:
-    """The table, the sum, and what is worth knowing."""
+    """Print the table and the totals."""
     if report.parts:
         console.print(_parts(report))
         amounts = {
@@ -189,12 +193,10 @@ def _tell_masks(console: Console, report: MaskReport) -> None:
         _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
     if len(report.structures) > MANY:
         _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")
-    for note in report.notes:
-        _tell(console, f"· {note}")
 
 
 def _parts(report: MaskReport) -> Table:
-    """Parts of domains down, structures across: how many cases show each, and its share of the pixels."""
+    """Return a table of parts by structures: the cases that show each, and its share of the pixels."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     structures = list(report.structures)[:MANY] if any(part.read for part in report.parts.values()) else []
     spaced = any(part.spacings for part in report.parts.values())
@@ -217,13 +219,13 @@ def _percent(share: float) -> str:
 
 
 def _range(values: Iterable[float]) -> str:
-    """From the least to the greatest."""
+    """Format the smallest and the largest value."""
     least_first = sorted({f"{value:.3g}" for value in values}, key=float)
     return "–" if not least_first else "–".join({least_first[0]: 0, least_first[-1]: 0})
 
 
-def _sizes(part: Part) -> str:
-    """Rows and columns, of the smallest and of the largest."""
+def _sizes(part: DomainPart) -> str:
+    """Format rows and columns of the smallest and the largest size."""
     by_area = sorted(part.sizes, key=lambda size: size[0] * size[1])
     return " to ".join(dict.fromkeys(f"{h}×{w}" for h, w in (*by_area[:1], *by_area[-1:]))) or "–"
 
@@ -232,5 +234,5 @@ def _draw(report: MaskReport, folder: Path) -> list[str]:
     from trueup.data.contact_sheets import draw_sheets
 
     cases = {domain: found.cases for domain, found in report.found.items()}
-    with bar("drawing") as advance:
+    with progress_bar("drawing") as advance:
         return [str(file) for file in draw_sheets(report.name, cases, report.structures, folder, advance)]

@@ -1,4 +1,4 @@
-"""`trueup list`: what there is."""
+"""`trueup list`: methods, datasets and streams."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from trueup.cli.methods_page import HEADS, each, page, row
+from trueup.cli.methods_page import HEADS, all_methods, methods_page, table_row
 from trueup.data.cards import CARDS, OWN
-from trueup.data.datasets.masked import NAMES
+from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.streams import STREAMS
 
 KINDS = ("methods", "datasets", "streams", "hyper")
@@ -16,17 +16,17 @@ KINDS = ("methods", "datasets", "streams", "hyper")
 
 def list_all(
     kind: str = typer.Argument(
-        "", help="methods, datasets, streams or hyper (hyper-parameters); all but the last if left out."
+        "", help="methods, datasets, streams or hyper (hyper-parameters); default: all but hyper."
     ),
-    markdown: bool = typer.Option(False, "--markdown", help="The methods as a page, with what each is good for."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print the methods as a Markdown page."),
 ) -> None:
     """List the methods, datasets and streams."""
-    from trueup.bench.settings import known
+    from trueup.bench.settings import check_known
 
     if kind:
-        known(kind, KINDS, "list")
+        check_known(kind, KINDS, "list")
     if markdown:
-        typer.echo(page(), nl=False)
+        typer.echo(methods_page(), nl=False)
         return
     console = Console()
     if kind in ("", "methods"):
@@ -50,14 +50,14 @@ def _methods() -> Table:
     table = _table("Methods", *HEADS[:-1])
     for column, width in zip(table.columns, (10, 10, 10, 11, 11, 7, 6), strict=True):
         column.min_width, column.overflow = width, "fold"
-    for name, tasks, method in each():
-        table.add_row(*row(name, tasks, method)[:-1])
+    for name, tasks, method in all_methods():
+        table.add_row(*table_row(name, tasks, method)[:-1])
     return table
 
 
 def _hyper() -> Table:
     table = _table("Hyper-parameters and their defaults", "method", "tasks", "values")
-    for name, tasks, method in each():
+    for name, tasks, method in all_methods():
         table.add_row(name, ", ".join(tasks), ", ".join(f"{k}={v!r}" for k, v in method.hyperparameters().items()))
     return table
 
@@ -73,7 +73,7 @@ def _datasets() -> Table:
 
 
 def _streams() -> Table:
-    table = _table("Streams", "name", "what comes when")
+    table = _table("Streams", "name", "order of the images")
     for name, function in STREAMS.items():
         table.add_row(name, (function.__doc__ or "").strip().splitlines()[0])
     return table

@@ -1,40 +1,46 @@
-"""Progress on the terminal: one bar for a long step, one line per process for a sweep."""
+"""Progress bars and results of sweeps on the terminal."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from trueup.bench.jobs import Job
-from trueup.bench.sweep import Plan
+from trueup.bench.records import Record
+from trueup.bench.sweep import Plan, SweepSummary, run_plan
+from trueup.report.render import render_table
+from trueup.report.tables import Table
+
+FORMS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
 
 
 class Stop:
-    """Ctrl-C, remembered: Python forgets one that comes while it tidies up an object."""
+    """A Ctrl-C flag: Python loses a KeyboardInterrupt that is raised in a finaliser."""
 
     pressed = False
 
     @classmethod
     def press(cls, *_: object) -> None:
-        """What a signal does."""
+        """Handle SIGINT."""
         cls.pressed = True
         raise KeyboardInterrupt
 
     @classmethod
     def check(cls) -> None:
-        """Stop, if somebody wanted to and was not heard."""
+        """Raise KeyboardInterrupt if one was lost."""
         if cls.pressed:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """In here Ctrl-C is remembered."""
+    """Remember Ctrl-C inside the block."""
     Stop.pressed, before = False, signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, Stop.press)
     try:
@@ -48,8 +54,8 @@ def _columns() -> tuple[Any, ...]:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that appears with the first call of what it yields: (done, of how many)."""
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of (done, total) that moves a progress bar, which appears with the first call."""
     with Progress(*_columns(), console=Console(stderr=True), transient=True) as progress:
         task: list[TaskID] = []
 
@@ -63,7 +69,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class SweepBars:
-    """Listens to a sweep: a bar for all runs, with the time left, and one for each job at work."""
+    """Progress bars of a sweep: one for all runs, with the time left, and one for each active job."""
 
     def __init__(self, todo: Plan) -> None:
         self.progress = Progress(*_columns(), console=Console(stderr=True), transient=True)
@@ -73,7 +79,7 @@ class SweepBars:
         self.jobs: dict[int, TaskID] = {}
 
     def __call__(self, event: str, job: Job, value: Any) -> None:
-        """Take an event of the sweep."""
+        """Handle an event of the sweep."""
         Stop.check()
         if event == "start":
             self.jobs[id(job)] = self.progress.add_task(f"[dim]{job.title}[/]", total=None)
@@ -91,3 +97,26 @@ class SweepBars:
             self.progress.remove_task(self.jobs.pop(id(job)))
             if not job.runs:
                 self.progress.advance(self.training)
+
+
+def run_with_bars(todo: Plan, *, workers: int | None = None, device: str = "cpu") -> SweepSummary:
+    """Run a plan with progress bars."""
+    bars = SweepBars(todo)
+    with bars.progress:
+        return run_plan(todo, workers=workers, device=device, on_event=bars)
+
+
+def print_failures(failures: Iterable[Record], scenario_of: Callable[[Record], str] | None = None) -> None:
+    """Print a line for each failed run."""
+    for record in failures:
+        run = record["settings"]
+        scenario, network = (f" in {scenario_of(run)}", "") if scenario_of else ("", f", {run['network']}")
+        name = f"{run['method']}{scenario} on {run['dataset']}/{run['target']}{network}, seed {run['seed']}"
+        Console().print(f"[red]failed:[/] {name}: {record['error']}", highlight=False, soft_wrap=True)
+
+
+def write_tables(tables: Sequence[Table], path: Path) -> None:
+    """Write tables to files in all formats; `path` has no suffix."""
+    for form, suffix in FORMS.items():
+        text = "\n\n".join(render_table(table, form) for table in tables)
+        Path(f"{path}{suffix}").write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""`trueup reproduce`: a table or figure of the paper by its name, ours beside the paper's."""
+"""`trueup reproduce`: a table or figure of the paper by name, with our numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -10,68 +10,67 @@ import typer
 from rich.console import Console
 from rich.table import Table as Grid
 
-from trueup.bench.estimate import spoken, total
+from trueup.bench.estimate import format_duration, total_seconds
 from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
-from trueup.bench.sweep import plan, run_sweep
+from trueup.bench.sweep import plan
 from trueup.cli import options
-from trueup.cli.options import given
-from trueup.cli.progress import SweepBars
-from trueup.report.figures import save
-from trueup.report.palette import labels_of
-from trueup.report.paper_table import versus
-from trueup.report.record_figures import plates
-from trueup.report.render import render
+from trueup.cli.options import passed
+from trueup.cli.progress import FORMS, print_failures, run_with_bars
+from trueup.report.figures import save_figure
+from trueup.report.palette import curve_labels
+from trueup.report.paper_table import compare_with_paper
+from trueup.report.record_figures import make_figures
+from trueup.report.render import render_table
 from trueup.report.tables import Table
 from trueup.report.traces import Traces
 
-HELP = """A table or figure of the TSD paper by name: runs what is missing, prints ours, the paper's, the difference.
+HELP = """Reproduce a table or figure of the TSD paper by name: run what is missing, then print ours and the paper's.
 
-Without a name: all that there are. Each dataset is a folder of its name below --data (pacs, officehome, vlcs, \
+Without a name: list all. Each dataset is a folder of its name below --data (pacs, officehome, vlcs, \
 domainnet, cifar10-c, cifar100-c, imagenet-c, fundus, cardiac, prostate); source models are trained as in the paper.
 
-`--small` runs the same recipe on the embedded benchmarks with small networks: it shows what comes out, in a minute or \
-two, but its numbers are not the paper's. `--dry-run` says what would be run and about how long it takes on this \
+`--small` runs the same recipe on the embedded benchmarks with small networks: it shows the form of the result in a \
+minute or two, but its numbers are not the paper's. `--dry-run` prints what would be run and how long it takes on this \
 machine; it needs no data.
 
-Finished runs are in OUT/records.jsonl and are not run again; recipes share runs, so give them the same --out."""
+Finished runs are in OUT/records.jsonl and are not run again; recipes share runs, so use the same --out."""
 SELECT = typer.Option(
-    None, "--select", help="default: no search; source: search on held-out source data, as the paper does."
+    None, "--select", help="default: no search; source: search on held-out source data, as in the paper."
 )
-FORMS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
 
 
 def reproduce(
-    name: str = typer.Argument("", help="Such as main-resnet18 or ablation; all are listed if left out."),
-    data: str = typer.Option(None, "--data", help="The folder that holds a folder for each dataset."),
-    small: bool = typer.Option(False, "--small", help="On the embedded benchmarks, with small networks."),
+    name: str = typer.Argument("", help="Such as main-resnet18 or ablation; without a name all are listed."),
+    data: str = typer.Option(None, "--data", help="Folder that holds a folder for each dataset."),
+    small: bool = typer.Option(False, "--small", help="Use the embedded benchmarks and small networks."),
     select: str = SELECT,
     seed: list[int] = options.SEED,
     limit: int = options.LIMIT,
     training: list[str] = options.TRAIN,
     weights: str = options.WEIGHTS,
-    out: str = typer.Option("paper", "--out", "-o", help="The folder for records, tables, figures and checkpoints."),
+    out: str = typer.Option("paper", "--out", "-o", help="Folder for records, tables, figures and checkpoints."),
     checkpoints: str = options.CHECKPOINTS,
     workers: int = options.WORKERS,
     device: str = options.DEVICE,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and an estimate of their time; run nothing."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and estimate their time; run nothing."),
 ) -> None:
-    """A table or figure of the paper by its name."""
+    """Reproduce a table or figure of the paper by name."""
     if not name:
         list_recipes()
         return
-    flags = given(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
-        print_plan(wanted, out, checkpoints, device)
-    elif not perform(wanted, Path(out), workers=workers, checkpoints=checkpoints, device=device):
+        print_estimate(wanted, out, checkpoints, device)
+    elif not run_reproduction(wanted, Path(out), workers=workers, checkpoints=checkpoints, device=device):
         raise typer.Exit(1)
 
 
 def list_recipes() -> None:
-    """The names of all recipes, with what each shows."""
+    """Print the names and titles of all recipes."""
     grid = Grid(box=None, pad_edge=False, header_style="dim")
-    for column in ("name", "what", "figures"):
+    for column in ("name", "title", "figures"):
         grid.add_column(column, no_wrap=column == "name")
     for name, recipe in recipes().items():
         grid.add_row(name, recipe.title, ", ".join(recipe.figures))
@@ -80,26 +79,24 @@ def list_recipes() -> None:
     console.print("\n`trueup reproduce NAME --data DIR`, or --small, or --dry-run; see --help.", highlight=False)
 
 
-def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
-    """Run what is missing, print and write the table and figures; False if a run failed."""
+def run_reproduction(
+    wanted: Reproduction, out: Path, *, checkpoints: str | None, workers: int | None, device: str
+) -> bool:
+    """Run what is missing, print and write the table and figures; return False if a run failed."""
     recipe, failures, records = get_recipe(wanted.recipe), [], list[Record]()
     if not recipe.count:
-        bars = SweepBars(plan(wanted, out, checkpoints=how["checkpoints"]))
-        with bars.progress:
-            summary = run_sweep(wanted, out, tell=bars, **how)
+        todo = plan(wanted, out, checkpoints=checkpoints, device=device)
+        summary = run_with_bars(todo, workers=workers, device=device)
         records, failures = summary.records, summary.failures
     console = Console()
     table = table_of(wanted, records)
-    typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
-    for record in failures:
-        run = record["settings"]
-        what = f"{run['method']} on {run['dataset']}/{run['target']}, {run['network']}, seed {run['seed']}"
-        console.print(f"[red]failed:[/] {what}: {record['error']}", highlight=False, soft_wrap=True)
+    typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+    print_failures(failures)
     out.mkdir(parents=True, exist_ok=True)
-    place = out / name_of(wanted)
+    path = out / name_of(wanted)
     for form, suffix in FORMS.items():
-        (out / f"{place.name}{suffix}").write_text(render(table, form))
-    console.print(f"table in {place}.md, .tex and .csv", highlight=False, soft_wrap=True)
+        (out / f"{path.name}{suffix}").write_text(render_table(table, form))
+    console.print(f"table in {path}.md, .tex and .csv", highlight=False, soft_wrap=True)
     if recipe.figures and records:
         files = figures_of(wanted, records, out)
         console.print(f"figures in {', '.join(map(str, files))}; also .svg and .pdf", highlight=False, soft_wrap=True)
@@ -107,40 +104,40 @@ def perform(wanted: Reproduction, out: Path, **how: Any) -> bool:
 
 
 def table_of(wanted: Reproduction, records: list[Record]) -> Table:
-    """The recipe's table, ours beside the paper's."""
+    """Make the recipe's table, with our numbers beside the paper's."""
     recipe = get_recipe(wanted.recipe)
     entries = wanted.entries(wanted.count() if recipe.count else None)
     notes = [" ".join(recipe.note.split())] if recipe.note else []
     if wanted.small:
         stand_ins = ", ".join(wanted.dataset)
-        notes.insert(0, f"small: on {stand_ins}, with small networks; the differences from the paper mean nothing")
+        notes.insert(0, f"small: on {stand_ins}, with small networks; differences from the paper have no meaning")
     title = f"{recipe.title}: ours, the paper's, the difference" if recipe.table else recipe.title
-    return versus(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
+    return compare_with_paper(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
 
 
 def figures_of(wanted: Reproduction, records: list[Record], out: Path) -> list[Path]:
-    """Draw the recipe's figures into OUT/figures: the PNG files."""
-    found = plates(records, Traces(out))
-    chosen = [plate for plate in found if plate.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
+    """Draw the recipe's figures into OUT/figures and return the PNG files."""
+    found = make_figures(records, Traces(out))
+    chosen = [figure for figure in found if figure.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
     folder = out / "figures" / name_of(wanted)
-    return [save(plate, folder, labels=labels_of(found))[0] for plate in chosen]
+    return [save_figure(figure, folder, labels=curve_labels(found))[0] for figure in chosen]
 
 
 def name_of(wanted: Reproduction) -> str:
-    """What the files of a reproduction are called."""
+    """Return the name of the files of a reproduction."""
     return f"{wanted.recipe}-small" if wanted.small else wanted.recipe
 
 
-def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:
-    """What would be run, and about how long it takes."""
+def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:
+    """Print what would be run and an estimate of its time."""
     console = Console(soft_wrap=True)
     recipe = get_recipe(wanted.recipe)
     console.print(f"[bold]{recipe.title}[/]", highlight=False)
     if recipe.count:
-        console.print("nothing to run: images are counted")
+        console.print("nothing to run: this recipe counts images")
         return
     todo = plan(wanted, out, checkpoints=checkpoints, device=device)
-    datasets = {name: wanted.open(name) for name in wanted.dataset}
+    datasets = {name: todo.open(name, wanted.reading_of(name)) for name in wanted.dataset}
     grid = Grid(box=None, pad_edge=False, header_style="dim")
     for column in ("dataset", "network", "methods", "targets", "seeds", "runs", "done"):
         grid.add_column(column, justify="right" if column in ("targets", "seeds", "runs", "done") else "left")
@@ -155,9 +152,9 @@ def print_plan(wanted: Reproduction, out: str, checkpoints: str | None, device: 
     console.print(grid)
     absent = [name for name in wanted.datasets() if wanted.root_of(name) is None and not wanted.small]
     if absent:
-        console.print(f"not found, taken as described: {', '.join(absent)} (give --data DIR)", highlight=False)
+        console.print(f"not found, taken from dataset cards: {', '.join(absent)} (give --data DIR)", highlight=False)
     jobs = [job.recipe for job in todo.trainings.values() if job.recipe is not None]
-    with console.status("measuring the networks' speed"):
-        time = total(todo.waiting, jobs, datasets, device)
-    what = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
-    console.print(f"{what}: about {spoken(time)} of the networks' time on this machine's {device}", highlight=False)
+    with console.status("timing the networks"):
+        time = total_seconds(todo.waiting, jobs, datasets, device)
+    work = f"{len(jobs)} source models to train, {len(todo.waiting)} of {len(todo.runs)} runs to do"
+    console.print(f"{work}: about {format_duration(time)} of network time on this machine's {device}", highlight=False)

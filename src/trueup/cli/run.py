@@ -9,11 +9,11 @@ from rich.console import Console
 
 from trueup.bench import sweep
 from trueup.cli import options
-from trueup.cli.options import given
+from trueup.cli.options import passed
 
 
 def run(
-    method: str = typer.Argument("tsd", help="A method, with values if you like: tsd:lr=1e-5,per_class=20."),
+    method: str = typer.Argument("tsd", help="A method, optionally with values: tsd:lr=1e-5,per_class=20."),
     target: str = typer.Option(..., "--target", "-t", help="The domain to adapt to; a+b is one stream over both."),
     dataset: str = typer.Option("digits", "--dataset", "-d", help="digits, digits-c, pacs, …, or folder."),
     root: str = options.ROOT,
@@ -26,7 +26,7 @@ def run(
     mean: str = options.MEAN,
     std: str = options.STD,
     grey: bool = options.GREY,
-    seed: int = typer.Option(0, "--seed", "-s", help="Of training, stream and adaptation."),
+    seed: int = typer.Option(0, "--seed", "-s", help="Seed of training, stream and adaptation."),
     stream: str = typer.Option("iid", "--stream", help="iid, dirichlet, class-sorted, continual, gradual, mixed, …"),
     stream_options: list[str] = options.OPTION,
     batch: int = typer.Option(None, "--batch", "-b", help="Images per batch."),
@@ -38,9 +38,9 @@ def run(
     checkpoints: str = options.CHECKPOINTS,
     device: str = options.DEVICE,
 ) -> None:
-    """Run one method on one stream, training the source model first if it is not there, and print the record."""
-    training = options.seen(training, resize, limits, mean, std, grey)
-    settings = given(
+    """Run one method on one stream and print its record; a missing source model is trained first."""
+    training = options.training_settings(training, resize, limits, mean, std, grey)
+    settings = passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, seed=seed, stream=stream, stream_options=stream_options, batch=batch, limit=limit,
         reset=reset, select=select, plugin=plugin,

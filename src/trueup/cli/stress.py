@@ -1,4 +1,4 @@
-"""`trueup stress`: what methods do when things go wrong, scenario by scenario."""
+"""`trueup stress`: methods in difficult scenarios, compared with the frozen source."""
 
 from __future__ import annotations
 
@@ -12,40 +12,38 @@ from rich.table import Table
 
 from trueup.bench.records import FILE, Record
 from trueup.bench.settings import read_settings
-from trueup.bench.stress import MEANING, SCENARIOS, Stress, label_of, make_stress, scenario_of
-from trueup.bench.sweep import Plan, order_of, plan, run_sweep
+from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, label_of, make_stress, scenario_of
+from trueup.bench.sweep import Plan, plan, sort_records
 from trueup.cli import options
-from trueup.cli.options import given
-from trueup.cli.progress import SweepBars
+from trueup.cli.options import passed
+from trueup.cli.progress import FORMS, print_failures, run_with_bars, write_tables
 from trueup.report.heatmap import heatmap
-from trueup.report.render import render
+from trueup.report.render import render_table
 from trueup.report.stress_tables import StressTest, stress_tests
 
-SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; again for more; all if left out.")
-QUICK = typer.Option(False, "--quick", help="A first look: the first seed and target, 256 images, a shorter long.")
-HELP = """Put methods under stress and compare each with the frozen source: a table and a picture.
+SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; repeatable; default all.")
+QUICK = typer.Option(False, "--quick", help="A quick test: first seed and target, 256 images, a shorter `long`.")
+HELP = """Test methods in difficult scenarios and compare each with the frozen source: a table and a figure.
 
-Scenarios change the order of the images (dirichlet, class-sorted, few-classes, mixed), the size of batches (batch-1 \
-to batch-16) or the length of the stream (long), or put rows into it that nobody is scored on: one that is not a \
-number (nan) or far too large (huge), images of no class (ood), images that the source gets wrong (replay), images \
-made to do harm (crafted). `--dry-run` says what each does.
+Scenarios change the order of the images (dirichlet, class-sorted, few-classes, mixed), the batch size (batch-1 to \
+batch-16) or the length of the stream (long), or add rows that are not scored: NaN (nan) or huge values (huge), images \
+of no class (ood), images that the source gets wrong (replay), adversarial images (crafted). `--dry-run` describes each.
 
-The number to look at is `worst`: how far a method falls below a model that does not adapt. The methods are the \
-paper's and `tsd:preset=safe`, if none are given; `source` is always there.
+The most important number is `worst`: how far a method falls below a model that does not adapt. Default methods: the \
+paper's and `tsd:preset=safe`; `source` is always included.
 
 Your own model and images, from folders domain/class/image: `trueup stress -d folder -r DIR -n resnet50 --checkpoint \
 model.pt -m tent -m tsd:preset=safe --quick`
 
-Finished runs are in OUT/records.jsonl and are not run again; a test that was stopped goes on.
+Finished runs are in OUT/records.jsonl and are not run again, so a stopped test continues.
 
-With --json: ok, left_out, files, failures and tests, one for each dataset and network. Of each method in each \
-scenario mean, runs, difference (from the source, mean over runs), lowest (of a single run) and where that was: parts \
-of 1, not percent. With --dry-run: scenarios, methods, and the numbers of runs, those done, and models to train."""
-FORMS = {"markdown": ".md", "latex": ".tex", "csv": ".csv"}
+With --json: ok, left_out, files, failures and tests, one for each dataset and network. Each method has for each \
+scenario mean, runs, difference (from the source, mean over runs), lowest (of a single run) and where that was, as \
+fractions of 1. With --dry-run: scenarios, methods, and the numbers of runs, finished runs, and models to train."""
 
 
 def stress(
-    file: str = typer.Argument("", help="A YAML file of settings; flags take the place of what it says."),
+    file: str = typer.Argument("", help="A YAML file of settings; flags override it."),
     dataset: list[str] = options.DATASET,
     root: str = options.ROOT,
     target: list[str] = options.TARGET,
@@ -64,80 +62,73 @@ def stress(
     limit: int = options.LIMIT,
     quick: bool = QUICK,
     plugin: list[str] = options.PLUGIN,
-    out: str = typer.Option("stress", "--out", "-o", help="The folder for records, tables, picture and checkpoints."),
+    out: str = typer.Option("stress", "--out", "-o", help="Folder for records, tables, figure and checkpoints."),
     checkpoints: str = options.CHECKPOINTS,
     workers: int = options.WORKERS,
     device: str = options.DEVICE,
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print the scenarios and what is done; run nothing."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print the scenarios and their state without running them."),
     as_json: bool = options.JSON,
 ) -> None:
-    """Put methods under stress and compare each with the frozen source."""
-    training = options.seen(training, resize, limits, mean, std, grey)
-    flags = given(
+    """Test methods in difficult scenarios and compare each with the frozen source."""
+    training = options.training_settings(training, resize, limits, mean, std, grey)
+    flags = passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
     )  # fmt: skip
     test = make_stress(read_settings(file, flags) if file else flags)
-    todo = plan(test, out, checkpoints=checkpoints)
-    notes = list(test.left_out())
+    todo = plan(test, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
+    notes = test.left_out(todo.open)
     for note in () if as_json else notes:
         Console().print(note, highlight=False, style="dim")
     if dry_run:
         options.print_json(plan_values(todo) | {"left_out": notes}) if as_json else print_scenarios(todo)
         return
-    outcome = perform(test, todo, Path(out), workers=workers, checkpoints=checkpoints, device=device)
-    options.print_json(values(outcome) | {"left_out": notes}) if as_json else tell(outcome, Path(out))
+    outcome = run_stress(todo, workers=workers, device=device)
+    options.print_json(outcome_values(outcome) | {"left_out": notes}) if as_json else print_outcome(outcome, Path(out))
     if outcome.failures:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StressOutcome:
     """The outcome of a stress test."""
 
     records: int
     tests: list[StressTest]
     failures: list[Record]
     tables: list[Path]
-    """The files of each test without their endings, which are those in FORMS."""
+    """The table files of each test, without the suffixes in FORMS."""
     pictures: list[list[Path]]
 
 
-def perform(test: Stress, todo: Plan, out: Path, **how: Any) -> Outcome:
-    """Run a stress test with bars, and write the tables and the picture of each dataset and network."""
-    bars = SweepBars(todo)
-    with bars.progress:
-        summary = run_sweep(test, out, tell=bars, **how)
-    records = order_of(summary.records, todo.runs) if summary.records else []
+def run_stress(todo: Plan, **options: Any) -> StressOutcome:
+    """Run a stress test with progress bars, and write the tables and the figure of each dataset and network."""
+    summary = run_with_bars(todo, **options)
+    records = sort_records(summary.records, todo.runs) if summary.records else []
     tests = stress_tests(records, scenario_of, order=list(SCENARIOS), label=label_of)
-    names = [out / ("stress" if len(tests) == 1 else f"stress-{_plain(each)}") for each in tests]
+    names = [todo.folder / ("stress" if len(tests) == 1 else f"stress-{_plain(each)}") for each in tests]
     for each, name in zip(tests, names, strict=True):
-        for form, suffix in FORMS.items():
-            text = "\n\n".join(render(table, form) for table in each.tables())
-            Path(f"{name}{suffix}").write_text(text + "\n")
+        write_tables(each.tables(), name)
     pictures = [list(heatmap(each, Path(f"{name}.png"))) for each, name in zip(tests, names, strict=True)]
-    return Outcome(len(summary.records), tests, list(summary.failures), names, pictures)
+    return StressOutcome(len(summary.records), tests, list(summary.failures), names, pictures)
 
 
-def tell(outcome: Outcome, out: Path) -> None:
-    """Print the tables, what failed, and where everything is."""
+def print_outcome(outcome: StressOutcome, out: Path) -> None:
+    """Print the tables, the failures and the files."""
     console = Console()
     for test in outcome.tests:
         for table in test.tables()[:2]:
-            typer.echo(render(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
-    for record in outcome.failures:
-        run = record["settings"]
-        name = f"{run['method']} in {scenario_of(run)} on {run['dataset']}/{run['target']}, seed {run['seed']}"
-        console.print(f"[red]failed:[/] {name}: {record['error']}", highlight=False, soft_wrap=True)
-    said = [f"{outcome.records} records in {out / FILE}"]
+            typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+    print_failures(outcome.failures, scenario_of)
+    lines = [f"{outcome.records} records in {out / FILE}"]
     for table_file, pictures in zip(outcome.tables, outcome.pictures, strict=True):
-        said.append(f"tables in {table_file}.md, .tex and .csv")
-        said.append(f"picture in {' and '.join(map(str, pictures))}")
-    console.print("\n".join(said), highlight=False, soft_wrap=True)
+        lines.append(f"tables in {table_file}.md, .tex and .csv")
+        lines.append(f"picture in {' and '.join(map(str, pictures))}")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
-def values(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain values."""
+def outcome_values(outcome: StressOutcome) -> dict[str, Any]:
+    """Convert an outcome to plain values."""
     keys = ("dataset", "target", "network", "method", "seed")
     failures = [
         {**{key: r["settings"][key] for key in keys}, "scenario": scenario_of(r["settings"]), "error": r["error"]}
@@ -152,7 +143,7 @@ def values(outcome: Outcome) -> dict[str, Any]:
 def _test_values(test: StressTest) -> dict[str, Any]:
     methods = []
     for row in test.rows:
-        spots = zip(test.scenarios, row.spots, strict=True)
+        spots = zip(test.scenarios, row.cells, strict=True)
         scenarios = {name: None if spot is None else asdict(spot) for name, spot in spots}
         worst = None if row.worst is None else test.scenarios[row.worst]
         methods.append({"name": row.label, "method": row.method, "worst": worst, "scenarios": scenarios})
@@ -164,20 +155,20 @@ def _plain(test: StressTest) -> str:
 
 
 def plan_values(todo: Plan) -> dict[str, Any]:
-    """The meaning of each scenario, how many of its runs are done, and all that is left to do."""
+    """Return each scenario with its description and finished runs, and the counts of the whole plan."""
     settings = [run.model_dump(mode="json") for run in todo.runs]
     of = [(scenario_of(each), run.digest() in todo.done) for each, run in zip(settings, todo.runs, strict=True)]
     scenarios = []
     for name in dict.fromkeys(scenario for scenario, _ in of):
         states = [done for scenario, done in of if scenario == name]
-        scenarios.append({"name": name, "meaning": MEANING[name], "runs": len(states), "done": sum(states)})
+        scenarios.append({"name": name, "meaning": DESCRIPTIONS[name], "runs": len(states), "done": sum(states)})
     methods = dict.fromkeys(label_of(each) or each["method"] for each in settings)
     counts = {"runs": len(todo.runs), "done": len(todo.done_here), "waiting": len(todo.waiting)}
     return {"scenarios": scenarios, "methods": list(methods), **counts, "trainings": len(todo.trainings)}
 
 
 def print_scenarios(todo: Plan) -> None:
-    """Print what is planned."""
+    """Print the scenarios of a plan."""
     planned = plan_values(todo)
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("scenario", "what happens"):

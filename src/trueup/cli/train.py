@@ -1,4 +1,4 @@
-"""`trueup train`: source models, and nothing else."""
+"""`trueup train`: train source models."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from trueup.bench.jobs import perform
+from trueup.bench.jobs import run_job
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import CHECKPOINTS, plan
 from trueup.cli import options
-from trueup.cli.options import given
-from trueup.cli.progress import bar
+from trueup.cli.options import passed
+from trueup.cli.progress import progress_bar
 from trueup.source.checkpoints import Store, read_header
 
 
@@ -38,10 +38,10 @@ def train(
 ) -> None:
     """Train the source model of each target and seed: ERM, or SWAD with --train algorithm=swad.
 
-    A training that was stopped goes on from its last save; a finished one is left alone.
+    A stopped training resumes from its last save; a finished one is not repeated.
     """
-    training = options.seen(training, resize, limits, mean, std, grey)
-    flags = given(
+    training = options.training_settings(training, resize, limits, mean, std, grey)
+    flags = passed(
         dataset=dataset,
         root=root,
         target=target,
@@ -52,16 +52,16 @@ def train(
     )
     sweep = make_sweep({**flags, "method": ["source"]})
     store = Store(Path(checkpoints) if checkpoints else Path(out) / CHECKPOINTS)
-    todo = plan(sweep, out, checkpoints=checkpoints, threads=torch_threads(), device=device)
+    todo = plan(sweep, out, checkpoints=checkpoints, device=device)
     console = Console()
     for job in todo.trainings.values():
-        with bar(job.title) as advance:
-            perform(job, partial(_show, advance))
-    opened = sweep.open(dataset)
-    for recipe in {r.digest(): r for run in todo.runs if (r := run.recipe(opened)) is not None}.values():
+        with progress_bar(job.title) as advance:
+            run_job(job, partial(_show, advance), threads=torch_threads())
+    recipes = [run.recipe(todo.open(run.dataset, run.source.reading)) for run in todo.runs]
+    for recipe in {recipe.digest(): recipe for recipe in recipes if recipe is not None}.values():
         kept = read_header(store.path(recipe))["report"]["kept"]
-        name, what = ("accuracy", "") if "accuracy" in kept else ("dice", "Dice ")
-        score = f"{what}{100 * kept[name]:.1f} % on held-out source images" if kept else "weights as they were"
+        name, label = ("accuracy", "") if "accuracy" in kept else ("dice", "Dice ")
+        score = f"{label}{100 * kept[name]:.1f} % on held-out source images" if kept else "weights not trained"
         made = f"trained on {', '.join(recipe.sources)}, seed {recipe.seed}, {score}"
         console.print(f"{store.path(recipe)}  {made}", highlight=False, soft_wrap=True, emoji=False)
 
@@ -72,7 +72,7 @@ def _show(advance: Callable[[int, int], None], event: str, value: Any) -> None:
 
 
 def torch_threads() -> int:
-    """As many threads as torch would take."""
+    """Return torch's number of threads."""
     import torch
 
     return torch.get_num_threads()

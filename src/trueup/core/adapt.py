@@ -1,4 +1,4 @@
-"""`trueup.adapt`: the front door."""
+"""`trueup.adapt`, the entry point."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def adapt(
     memory: str = "usual",
     **hyper: Any,
 ) -> Adapter:
-    """Wrap a trained classifier or segmenter so that it adapts itself to what it is shown. The model is never touched.
+    """Wrap a trained classifier or segmenter so that it adapts to the images it predicts. The model is copied.
 
     method: a name (see `list_methods()`) with hyper-parameters as keywords, or a Method.
-    preset: "safe" for settings that hold up on bad streams, and a guard; what is given beside it wins.
-    guard: watch the adapter and take it back when it goes astray; True, or a Guard. For "source" a drift alarm.
-    head: the name of the last linear layer, where the probe cannot find it.
-    output: a function from what the model returns to its logits, or the name of the key or attribute that holds them.
-    example: a batch to find the head with now; otherwise the first batch serves.
-    multilabel: each output is a label of its own (sigmoid), not one class of several (softmax).
-    mean, std: how images were normalised, for methods that look at views of them; without, no view is clipped.
-    seed: of the adapter's own random stream.
-    every: adapt on every so many batches only; `rotta`, `note` and `rdumb` have an `every` of their own.
-    precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster here.
-    channels_last: lay out convolutions with channels last; "auto" measures; None does so with memory="low".
-    compile: let torch.compile make a graph of the network when it first runs.
-    memory: "low" works out activations again in backward, and keeps features in half precision.
+    preset: "safe" for settings that hold up on difficult streams, with a guard; explicit arguments take precedence.
+    guard: monitor the adapter and undo harmful updates; True, or a Guard. For "source" True is a drift alarm.
+    head: the name of the last linear layer, if it cannot be found automatically.
+    output: a function from the model's output to its logits, or the key or attribute of the output that holds them.
+    example: a batch to find the head with now, instead of the first batch.
+    multilabel: each output is a label of its own (sigmoid), not one of several classes (softmax).
+    mean, std: the normalisation of images, for methods that make views of them; without, views are not clipped.
+    seed: seed of the adapter's own random stream.
+    every: adapt only on every so many batches; `rotta`, `note` and `rdumb` have an `every` of their own.
+    precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster.
+    channels_last: use the channels-last memory layout; "auto" measures; None uses it with memory="low".
+    compile: compile the network with torch.compile when it first runs.
+    memory: "low" recomputes activations in backward, and stores features in half precision.
     """
     every = hyper.pop("every", 1) if not _has_every(method) else 1
     method, guard, given = _resolved(method, preset, guard, hyper)
@@ -64,23 +64,23 @@ def adapt(
 
 
 def _usual_guard(method: Method) -> Guard:
-    """Return the guard for `guard=True`: where nothing adapts, it is a drift alarm alone."""
+    """Return the guard for `guard=True`: only a drift alarm if nothing adapts."""
     return Guard(rules=(Shift(),)) if method.info.name == "source" else Guard()
 
 
 def _has_every(method: str | Method) -> bool:
-    """Return whether `every` is a hyper-parameter of a method given by its name; else it is the adapter's."""
+    """Return True if `every` is a hyper-parameter of a method given by name; otherwise it is the adapter's."""
     return isinstance(method, str) and "every" in {field.name for field in dataclasses.fields(get_method(method))}
 
 
 def _resolved(
     method: str | Method, preset: str | None, guard: bool | Guard | None, hyper: dict[str, Any]
 ) -> tuple[Method, bool | Guard | None, Mapping[str, Any] | None]:
-    """The method itself, the guard, and the hyper-parameters if the method was given by its name."""
+    """Return the method, the guard, and the hyper-parameters if the method was given by name."""
     given: Mapping[str, Any] | None = None
     if preset is not None:
         if not isinstance(method, str):
-            raise TypeError(f"a preset goes with the name of a method, not with {type(method).__name__}(...)")
+            raise TypeError(f"a preset needs the name of a method, not {type(method).__name__}(...)")
         hyper, guard = with_preset(preset, hyper), True if guard is None else guard
     if isinstance(method, str):
         method, given = make_method(method, hyper), hyper

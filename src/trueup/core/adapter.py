@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueup.core.building import build_for
-from trueup.core.copying import calling, look_for_caches
-from trueup.core.frozen_source import MOVES, Answer, source_logits
-from trueup.core.guarded import answer_good_rows, judged_answer
+from trueup.core.building import make_ready
+from trueup.core.copying import calling
+from trueup.core.frozen_source import MOVES, Answer, last_numbers, source_logits
+from trueup.core.guarded_batch import answer_good_rows, judged_answer
 from trueup.core.lifecycle import AdapterBase
 from trueup.core.method import GradientMethod
 from trueup.core.state import AdapterState
 from trueup.core.undo import all_or_nothing, serialized
-from trueup.guard.config import last_numbers
 from trueup.guard.marks import Decision
 from trueup.model.sam import backward
 from trueup.model.split_model import Output
@@ -54,9 +53,7 @@ class Adapter(AdapterBase):
 
     def _answer(self, x: Tensor) -> Tensor:
         """Answer a batch, in as many parts as the method asks for."""
-        if not self.built:
-            build_for(self, x)
-        look_for_caches(self, x)
+        make_ready(self, x)
         if "prepare" in self.method.info.needs and not self.prepared:
             self.warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
         answers = []
@@ -69,29 +66,38 @@ class Adapter(AdapterBase):
 
     def _take(self, x: Tensor) -> Tensor:
         """Predict, observe, step, clean up, answer."""
-        method, net, learns = self.hooks, self.net, self._learns
+        net, learns = self.net, self._learns
         # With robust statistics the first pass answers; learning is a second pass with the statistics of the batch.
         two_passes = self.optimizer is not None and net.twice
         starts_afresh = self.method.episodic
         # The policy holds until after backward, for models that recompute their activations there.
         with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes), net.normalizing(len(x)):
             with nullcontext() if learns else net.frozen_statistics():
-                out = method.forward(net, x, self.state)
+                out = self._forward(x)
             if learns and not two_passes:
                 starts_afresh |= self._learn(x, out)
         if learns and two_passes:
             inliers = x[net.inlier_rows(len(x))]
             if len(inliers) >= (1 if self.method.many_views else LEAST):
                 with torch.enable_grad(), net.learning(), net.normalizing(len(inliers)):
-                    starts_afresh |= self._learn(inliers, method.forward(net, inliers, self.state))
+                    starts_afresh |= self._learn(inliers, self._forward(inliers))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
                 net.update_estimates()
-            answer = method.predict(net, out, self.state).detach()
+            answer = self.hooks.predict(net, out, self.state).detach()
+            for observe in self.answer_observers:
+                observe(net, out, answer)
         if starts_afresh and self.fresh is not None:
             self.fresh.apply(self, progress=False)
             self.random.restart()
         return answer if self.monitor is None else judged_answer(self, self.monitor, x, answer)
+
+    def _forward(self, x: Tensor) -> Output:
+        """Run the method's forward pass."""
+        out = self.hooks.forward(self.net, x, self.state)
+        for observe in self.forward_observers:
+            observe(self.net, out)
+        return out
 
     def _learn(self, x: Tensor, out: Output) -> bool:
         """Observe, step, clean up; return whether the method asks for a fresh start."""
@@ -103,7 +109,7 @@ class Adapter(AdapterBase):
         for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
             if step > 0:
                 with net.frozen_statistics():
-                    out = method.forward(net, x, state)
+                    out = self._forward(x)
             with exact():
                 decisions = self._update(out)
             self.expect_update()
@@ -155,7 +161,7 @@ class Adapter(AdapterBase):
         if x.is_floating_point():
             x = x.to(next(self.net.parameters(), x).dtype)  # autocast is over, and no longer converts it
         with self.net.frozen_statistics():
-            second = self.hooks.forward(self.net, x, self.state)
+            second = self._forward(x)
         second.memo["first"] = out.memo
         return self.hooks.loss(self.net, second, self.state)
 

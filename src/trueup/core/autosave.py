@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trueup.atomic import alive
+from trueup.atomic import is_alive
 from trueup.core import files
 from trueup.core.saving import from_file
 from trueup.validate import check_int
@@ -38,7 +38,7 @@ class Autosave:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             partial = _PARTIAL.fullmatch(path.name)
-            if partial and not alive(int(partial[1])):
+            if partial and not is_alive(int(partial[1])):
                 path.unlink(missing_ok=True)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:

@@ -18,7 +18,7 @@ from trueup.core.state import AdapterState, Progress
 from trueup.finite import check_values
 from trueup.model.autotune import autotune
 from trueup.model.calls import Batch
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model, look_for_head
 from trueup.model.inputs import check_logits
 from trueup.norm.used_statistics import batchnorms
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
 
 
-def build_for(adapter: AdapterBase, x: Tensor) -> None:
-    """Find the head with a batch, then build."""
-    build(adapter, *probe(adapter, x), x)
+def make_ready(adapter: AdapterBase, x: Tensor) -> None:
+    """Make sure that everything is known that a batch can show: the head, the task, caches of the model."""
+    if not adapter.built:
+        build(adapter, *probe(adapter, x), x)
     look_for_caches(adapter, x)
 
 
@@ -113,8 +114,7 @@ def prepare(adapter: AdapterBase, batches: Iterable[Any], checked: Callable[[Any
     first = next(images, None)
     if first is None:
         raise ValueError("the loader is empty")
-    if not adapter.built:
-        build_for(adapter, first)
+    make_ready(adapter, first)
     assert adapter.fresh is not None
     memory = adapter.make_memory()
     policy = adapter.net.normalizing(len(first))

@@ -15,7 +15,7 @@ from trueup.core.random_stream import undisturbed
 from trueup.core.state import move_memory
 from trueup.model.caches import find_caches
 from trueup.model.calls import Batch, refuse_parts
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.heads import with_few_images
 from trueup.model.split_model import SplitModel
 

@@ -1,4 +1,4 @@
-"""An adapter in one line."""
+"""The description of an adapter in one line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def describe(adapter: AdapterBase) -> str:
-    """The method with its hyper-parameters, what is updated, the head, the guard."""
+    """Return the method with its hyper-parameters, the number of updated values, the head and the guard's state."""
     hyper = ", ".join(f"{name}={value!r}" for name, value in adapter.method.hyperparameters().items())
     method = f"{type(adapter.method).__name__}({hyper})"
     guard = "" if adapter.monitor is None else f", guard: {adapter.monitor.health.state}"
@@ -17,8 +17,8 @@ def describe(adapter: AdapterBase) -> str:
         return f"{method}, waiting for its first batch{guard}"
     total = sum(p.numel() for p in adapter.net.model.parameters())
     groups = adapter.optimizer.param_groups if adapter.optimizer is not None else []
-    moving = {id(p) for group in groups for p in group["params"]}  # a method may spare some that are selected
-    count = sum(p.numel() for p in adapter.net.selected.values() if id(p) in moving)
+    updated = {id(p) for group in groups for p in group["params"]}  # an optimiser may skip selected parameters
+    count = sum(p.numel() for p in adapter.net.selected.values() if id(p) in updated)
     head = f"head {adapter.net.head!r}" if adapter.net.head is not None else "no head"
     labels = f", {adapter.net.channels} labels" if adapter.multilabel else ""
     return f"{method}, updates {_short(count)} of {_short(total)} values, {head}{labels}{guard}"

@@ -1,4 +1,4 @@
-"""Checks, made with an adapter, that its method can change something in its model, and warnings where it cannot."""
+"""Checks that a method can change something in a model, and warnings if it cannot."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trueup.model.params import KEYWORDS, norm_layers, select_parameters
 
 log = logging.getLogger("trueup")
 
-# Hooks by which a method changes answers or remembers; one that overrides none of them has statistics alone.
+# A method without gradient steps that overrides none of these hooks acts only through BatchNorm statistics.
 _HOOKS = ("init", "forward", "observe", "predict")
 
 
 def check_effect(model: nn.Module, method: Method) -> None:
-    """Refuse a model in which the method can update nothing; warn if it can only change statistics that are not there.
+    """Refuse a model in which the method can update nothing; warn if it only sets statistics and there are none.
 
-    `params="head"` and "backbone" are left for the first batch, with which the head is found.
+    `params="head"` and "backbone" are checked with the first batch, when the head is found.
     """
     if isinstance(method, GradientMethod) and method.params != "none":
         _check_differentiable(model, method)
@@ -39,25 +39,25 @@ def check_effect(model: nn.Module, method: Method) -> None:
 def choose_parameters(
     model: nn.Module, method: Method, head: str | None, flags: Mapping[str, bool], warn: Callable[..., None]
 ) -> dict[str, nn.Parameter]:
-    """Select what a method updates, and say once if the user has frozen some of it but not the whole model."""
+    """Select the parameters to update; warn once if the user has frozen some of them, but not the whole model."""
     if not isinstance(method, GradientMethod):
         return {}
     params = method.params
     selected = select_parameters(model, params, head, flags)
     check_precision(selected, method)
     frozen = [name for name in selected if not flags.get(name, True)]
-    # A model that is frozen as a whole was frozen for inference; an expression or a function names what it means.
+    # A model that is frozen as a whole was frozen for inference; expressions and functions select explicitly.
     if frozen and any(flags.values()) and params in KEYWORDS:
-        way = 'params="trainable"' if params == "all" else "a regular expression or a function of the name as params"
+        advice = 'params="trainable"' if params == "all" else "a regular expression or a function of the name as params"
         warn(
             "%s updates parameters with requires_grad=False, as params=%r asks: %d of %d (%s); leave them out with %s",
-            method.info.name, params, len(frozen), len(selected), _shown(frozen), way,
+            method.info.name, params, len(frozen), len(selected), _shown(frozen), advice,
         )  # fmt: skip
     return selected
 
 
 def check_precision(selected: Mapping[str, Tensor], method: Method) -> None:
-    """Refuse to update weights of 16 bits: most steps are smaller than the distance to the next number they can hold.
+    """Refuse to update 16-bit weights: most steps are smaller than the distance to the next representable number.
 
     Near 1 that is 0.008 in bfloat16 and 0.001 in float16, and a step of Tent is 0.001.
     """
@@ -65,8 +65,8 @@ def check_precision(selected: Mapping[str, Tensor], method: Method) -> None:
     if halves:
         kind = "fp16" if "bfloat16" not in halves[0] else "bf16"
         raise ValueError(
-            f"{method.info.name} would update weights of 16 bits ({halves[0]}), in which its steps are lost to "
-            f'rounding: pass model.float(); with precision="{kind}" it still runs in 16 bits, and learns in 32'
+            f"{method.info.name} would update 16-bit weights ({halves[0]}), where rounding loses its steps: pass "
+            f'model.float(); with precision="{kind}" it still runs in 16 bits, and learns in 32'
         )
 
 
@@ -82,25 +82,25 @@ def _check_differentiable(model: nn.Module, method: GradientMethod) -> None:
 
 
 def _quantised(module: nn.Module) -> bool:
-    """Tell layers with packed integer weights from the float placeholders beside them in torch's packages."""
+    """Return True for layers with packed integer weights, but not for their float placeholders."""
     place, name = type(module).__module__, type(module).__name__
     packages = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
     return place.startswith(packages) and hasattr(module, "_packed_params") and not name.endswith("PackedParams")
 
 
 def _statistics_only(method: Method) -> bool:
-    """True if a method without gradient steps acts through the statistics of its normalisation policy alone."""
+    """Return True if a method without gradient steps acts only through BatchNorm statistics."""
     own = any(getattr(type(method), hook) is not getattr(Method, hook) for hook in _HOOKS)
     return method.norm != "source" and not own
 
 
 def _follows(module: nn.Module) -> bool:
-    """True for a layer whose statistics a normalisation policy can set."""
+    """Return True for a layer whose statistics a normalisation policy can set."""
     return isinstance(module, _BatchNorm) and module.running_mean is not None
 
 
 def _why_none_follows(model: nn.Module) -> str:
-    """Say what normalises instead."""
+    """Explain why no layer's statistics can be set."""
     if any(name.endswith("running_mean") for name, _ in model.named_buffers()) and hasattr(model, "graph"):
         return "those of an exported graph cannot be reached (adapt the module that was exported)"
     kinds = Counter(type(layer).__name__ for layer in norm_layers(model))
@@ -108,9 +108,7 @@ def _why_none_follows(model: nn.Module) -> str:
         return "it has no normalisation layers"
     found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     batch = any(isinstance(layer, _BatchNorm) for layer in norm_layers(model))
-    reason = (
-        "they keep no running statistics, so they use those of the batch already" if batch else "it has none of these"
-    )
+    reason = "they keep no running statistics, so they use the batch's already" if batch else "it has none of these"
     return f"{reason} ({found})"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.model.copying import copy_model
+from trueup.model.copy_model import copy_model
 from trueup.model.split_model import SplitModel
 from trueup.norm.policy import policy_of
 from trueup.norm.used_statistics import UsedStatistics

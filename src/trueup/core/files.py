@@ -1,4 +1,4 @@
-"""State on disk: one safetensors file, with a header and a SHA-256 over every byte, written atomically."""
+"""State files: safetensors with a header and a SHA-256 over every byte, written atomically."""
 
 import hashlib
 import json
@@ -14,13 +14,17 @@ from trueup.atomic import write_atomic
 _BLANK = b"0" * 64
 
 
+class ForeignFileError(ValueError):
+    """A file that is not a trueup state file, or was cut off."""
+
+
 def write(
     path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], kind: str = "adapter",
     private: bool = False,
 ) -> None:  # fmt: skip
-    """Write a file that is either complete or not there; the old one stays until the new one is safe.
+    """Write a file atomically: the old one stays until the new one is complete.
 
-    private: only its owner may read it.
+    private: only the owner may read it.
     """
     from safetensors.torch import save
 
@@ -32,7 +36,7 @@ def write(
 
 
 def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file that `write` made of this kind; a ValueError for anything else."""
+    """Return tensors and header of a file that `write` made of this kind; raise ValueError for anything else."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -40,13 +44,13 @@ def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], di
     try:
         length = int.from_bytes(blob[:8], "little")
         metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
-        known, digest = metadata["format"], metadata["sha256"].encode()
+        found, digest = metadata["format"], metadata["sha256"].encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is no state of trueup's (kind {kind!r}), or was cut off") from error
-    if known != f"trueup-{kind}-1":
-        raise ValueError(f"{path} has the format {known!r}; this version reads 'trueup-{kind}-1'")
+        raise ForeignFileError(f"{path} is not a trueup state file (kind {kind!r}), or was cut off") from error
+    if found != f"trueup-{kind}-1":
+        raise ValueError(f"{path} has the format {found!r}; this version reads 'trueup-{kind}-1'")
     if hashlib.sha256(blob.replace(digest, _BLANK, 1)).hexdigest().encode() != digest:
-        raise ValueError(f"{path} was altered or cut off: its SHA-256 does not fit its content")
+        raise ValueError(f"{path} was altered or cut off: its SHA-256 does not match its content")
     try:
         tensors, header = load(blob), json.loads(metadata["header"])
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -57,7 +61,7 @@ def read(path: str | Path, kind: str = "adapter") -> tuple[dict[str, Tensor], di
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, shapes and values."""
+    """Return the SHA-256 of names, dtypes, shapes and values."""
     total = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         flat = tensor.detach().cpu().contiguous().reshape(-1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.autosave import Autosave
-from trueup.core.building import build_for, prepare
+from trueup.core.building import make_ready, prepare
 from trueup.core.copying import calling, fork, move
 from trueup.core.describe import describe
 from trueup.core.effects import check_effect
@@ -27,10 +27,10 @@ from trueup.core.undo import CallLock, Scratch, Undo, serialized
 from trueup.guard.config import Guard, Health, plain_health
 from trueup.guard.monitor import Monitor
 from trueup.model.calls import read_call
-from trueup.model.copying import copy_model, kept_tensors
+from trueup.model.copy_model import copy_model, kept_tensors
 from trueup.model.inputs import check_input, check_model
 from trueup.model.runner import Engine
-from trueup.model.split_model import SplitModel
+from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_int
 from trueup.views import Normalization
 
@@ -80,11 +80,15 @@ class AdapterBase(nn.Module):
         self.autosave: Autosave | None = None
         # Switches and observers, of which no file keeps a record.
         self.prepared = self.paused = False
+        self.forward_observers: list[Callable[[SplitModel, Output], None]] = []
+        """Called after each forward pass, before the network learns from the batch."""
+        self.answer_observers: list[Callable[[SplitModel, Output, Tensor], None]] = []
+        """Called after each prediction with the pass that it comes from; the network may have learnt by then."""
         self.lock, self.scratch, self.digest = CallLock(), Scratch(), ""
         self._warned: set[str] = set()
         if example is not None:
             with torch.inference_mode(False), calling(self, x := self.checked((example,))):
-                build_for(self, x)
+                make_ready(self, x)
 
     @property
     def built(self) -> bool:
@@ -214,7 +218,7 @@ class AdapterBase(nn.Module):
     @serialized
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return an independent copy; tensors that a model has kept of its last forward are cut from the graph."""
-        memo.update(kept_tensors(self))
+        memo.update({**kept_tensors(self), id(self.forward_observers): [], id(self.answer_observers): []})
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         with torch.inference_mode(False):
             twin.__dict__ = copy.deepcopy(self.__dict__, memo)

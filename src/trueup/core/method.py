@@ -1,4 +1,4 @@
-"""What a method is: frozen hyper-parameters with hooks. It holds no state; the adapter owns all of it."""
+"""The base classes of methods: frozen hyper-parameters with hooks. The adapter owns all state."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True)
 class Info:
-    """What a method is called, where it comes from, and what it asks for.
+    """The description of a method: its name, its paper, and what it needs.
 
-    `needs` may hold "head" (it reads features), "prepare" (it wants source data before deployment) and "one class" (of
-    each image, so not several labels). `tasks` are "classification" (of images) and "segmentation" (of pixels); `unfit`
-    says why a method does not serve both.
+    `needs` may hold "head" (it reads features), "prepare" (it uses source data before deployment) and "one class" (it
+    does not support several labels per image). `tasks` are "classification" (of images) and "segmentation" (of
+    pixels); `unfit` is the reason if a method does not support both.
     """
 
     name: str
@@ -34,87 +34,86 @@ class Info:
     needs: tuple[str, ...] = ()
     unfit: str = ""
     passes: str = "1 forward"
-    """What an image costs: forward and backward passes of the network."""
+    """Forward and backward passes of the network per image."""
     memory: str = "nothing"
-    """What it remembers of the stream; one that keeps images of users says so here and when it saves."""
+    """Data of the stream that its state holds."""
     images: bool = False
-    """Whether it keeps images of users."""
+    """True if its state holds users' images; `save` then warns."""
     lost: str = ""
-    """The part of its answers that lies beyond the weights and statistics of the model: `unwrap()` loses it."""
+    """The part of its predictions that `unwrap()` loses, as it is not in the model's weights and statistics."""
     settings: str = ""
-    """Published settings for CIFAR and ImageNet where they differ from the defaults, each with its repository."""
+    """Published settings for CIFAR and ImageNet that differ from the defaults, each with its repository."""
     features: bool = False
-    """True if it keeps features of single images or pixels, from which images can be recovered in part."""
+    """True if its state holds features of single images or pixels, from which images can be recovered in part."""
     works: str = ""
     """When it helps, in a sentence or two."""
     breaks: str = ""
-    """And when it does harm."""
+    """When it does harm."""
 
     @property
     def private(self) -> bool:
-        """Return True if saved states hold images or features, so that only their owner may read them."""
+        """True if saved states hold images or features, so that only their owner may read the files."""
         return self.images or self.features
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods. Only `observe` and `after` may write, and only to `state`; after its step a method may also
-    move the parameters that it selects, by a rule that needs no gradient."""
+    """Base of all methods. Only `observe` and `after` may write: to `state`, and `after` to selected parameters."""
 
     norm: str = "source"
-    """Statistics of BatchNorm layers: "source"; "batch"; "ema" (running estimates that start at the source's); "mix",
-    "prior" (of the source's and the batch's: a fixed part, or by the number of images); "instance" (an image's own,
-    where they are far from the estimates); "robust" (estimates that move after the answer, one image at a time, by a
-    frequent class less). "ema:0.05", "mix:0.1", "prior:16", "instance:4" say the policy's number."""
+    """Statistics of BatchNorm layers: "source"; "batch"; "ema" (running estimates that start at the source's); "mix"
+    and "prior" (source and batch, mixed by a fixed share or by the number of images); "instance" (an image's own
+    where they are far from the estimates); "robust" (estimates updated after the prediction, image by image, with
+    less weight for frequent classes). "ema:0.05", "mix:0.1", "prior:16", "instance:4" set the policy's number."""
     episodic: bool = False
-    """Forget everything after each batch."""
+    """Reset after each batch."""
 
     info: ClassVar[Info]
     radius: ClassVar[float] = 0.0
-    """Of a sharpness-aware step: the loss is worked out again so far up its gradient, and that gradient is used."""
+    """Radius of a sharpness-aware step: the gradient is taken this far up the first gradient; 0 for a plain step."""
     many_views: ClassVar[bool] = False
-    """Whether it makes a batch of each image, so that one is enough to learn from."""
+    """True if it makes a batch of views of each image, so that it can learn from a single image."""
     features_only: ClassVar[bool] = False
-    """Whether it looks at features and scores alone, so that several methods can share one pass of the backbone."""
+    """True if it only reads features and scores, so that several methods can share one pass of the backbone."""
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
+        """Refuse invalid values."""
         policy_of(self.norm)
         check_bool("episodic", self.episodic)
 
     def init(self, net: SplitModel) -> nn.Module:
-        """The state: a module whose buffers are remembered and whose parameters join the optimiser."""
+        """Return the state: a module whose buffers are saved and whose parameters join the optimiser."""
         return nn.Module()
 
     def prepare(self, net: SplitModel, loader: Iterable[Tensor], state: nn.Module) -> None:
-        """Learn from batches of source images before deployment; part of the fresh state from then on."""
+        """Learn from batches of source images before deployment; a reset keeps the result."""
         raise ValueError(f"{self.info.name} needs no preparation: leave out adapter.prepare(...)")
 
     def forward(self, net: SplitModel, x: Tensor, state: nn.Module) -> Output:
-        """The forward pass, with gradient."""
+        """Run the network with gradient."""
         return net(x, update=True)
 
     def observe(self, net: SplitModel, out: Output, state: Any) -> None:
-        """Remember the batch, without gradient, before the loss."""
+        """Store data of the batch in the state, without gradient, before the loss."""
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
-        """What to minimise; None for no update."""
+        """Return the loss; None for no update."""
         return None
 
     def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
-        """Clean up after the step; "reset" asks the adapter to start afresh."""
+        """Update the state after the step; return "reset" to ask the adapter for a reset."""
         return None
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
-        """What the user gets."""
+        """Return the logits for the user."""
         return out.logits
 
     def rows(self, state: Any, n: int) -> int:
-        """How many of the n waiting rows to take next."""
+        """Return how many of the batch's n remaining rows to take next."""
         return n
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Name and value of each hyper-parameter, those that every method has last."""
+        """Return all hyper-parameters by name, the method's own before those that every method has."""
         shared = [f.name for f in dataclasses.fields(Method)]
         own = [f.name for f in dataclasses.fields(self) if f.name not in shared]
         return {name: getattr(self, name) for name in own + shared}
@@ -131,7 +130,7 @@ class GradientMethod(Method):
     """The parameters to update: "none", "norm", "head", "backbone", "trainable" (those that require grad in your
     model), "all" (whether they require grad or not), a regular expression, or a function of the name."""
     steps: int = 1
-    """Gradient steps per batch; the batch is remembered once and answered from the first pass."""
+    """Gradient steps per batch; the batch is observed once, and predictions are those of the first pass."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,11 +140,11 @@ class GradientMethod(Method):
             check_pattern("params", self.params)
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
-        """The optimiser of the parameters that are updated: Adam, with torch's other defaults."""
+        """Return the optimiser of (name, parameter) pairs: Adam with torch's defaults."""
         parameters = [p for _, p in named]
         return torch.optim.Adam(parameters, lr=self.lr, fused=fusable(parameters))
 
 
 def fusable(parameters: Iterable[Tensor]) -> bool:
-    """Whether torch has a fused optimiser for all of these."""
+    """Return True if torch has a fused optimiser for all of these."""
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)

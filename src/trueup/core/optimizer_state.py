@@ -12,7 +12,7 @@ from trueup.core.method import GradientMethod, Method
 Scalars = dict[str, dict[str, Any]]
 
 
-def split(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], Scalars]:
+def split_state(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], Scalars]:
     """Return the tensors of an optimiser's state by "parameter/key", and its plain values."""
     tensors: dict[str, Tensor] = {}
     scalars: Scalars = {}
@@ -25,7 +25,7 @@ def split(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], Scalars]
     return tensors, scalars
 
 
-def join(
+def join_state(
     method: Method, optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], scalars: Scalars
 ) -> dict[str, Any]:
     """Return a state for `load_state_dict`, checked: a fused step writes as far as the parameter is long."""

@@ -1,4 +1,4 @@
-"""A random stream of one's own: the user's generators are put back as they were, and the stream can be saved."""
+"""An adapter's own random stream, which can be saved and leaves the user's generators untouched."""
 
 import threading
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Torch's generators are global: while one thread has swapped in a stream, another must not.
+# Torch's generators are global: only one thread at a time may swap in a stream.
 _GENERATORS = threading.RLock()
 
 
 class RandomStream:
-    """Generator states of the CPU and of the device in use, swapped in for the time of a `with` block."""
+    """Generator states of the CPU and of the device in use, swapped in during a `with` block."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -21,26 +21,26 @@ class RandomStream:
 
     @contextmanager
     def drawing(self, device: torch.device) -> Iterator[None]:
-        """Random numbers drawn in here come from this stream; adapters in other threads wait."""
+        """Draw random numbers from this stream within the block; adapters in other threads wait."""
         with _GENERATORS:
             yield from self._drawing(device)
 
     def _drawing(self, device: torch.device) -> Iterator[None]:
         devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
-        theirs = [_get(d) for d in devices]
+        before = [_get(d) for d in devices]
         try:
             for d in devices:
                 _set(d, self.states.get(d.type, self._start(d)))
             self._active = devices
             yield
-            self.states = {d.type: _get(d) for d in devices}  # not after a failure: then nothing has happened
+            self.states = {d.type: _get(d) for d in devices}  # skipped after a failure, which is rolled back
         finally:
             self._active = []
-            for d, state in zip(devices, theirs, strict=True):
+            for d, state in zip(devices, before, strict=True):
                 _set(d, state)
 
     def restart(self, states: dict[str, Tensor] | None = None) -> None:
-        """Go back to the seed, or to saved generator states."""
+        """Restart from the seed, or from saved generator states."""
         self.states = dict(states or {})
         for device in self._active:
             _set(device, self.states.get(device.type, self._start(device)))
@@ -65,7 +65,7 @@ def _set(device: torch.device, state: Tensor) -> None:
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Random numbers drawn in here are not missed outside."""
+    """Restore the generators at the end of the block."""
     devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
     with _GENERATORS:
         states = [_get(d) for d in devices]

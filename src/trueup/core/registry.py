@@ -1,4 +1,4 @@
-"""Methods by name. A name may have one class for images and another for pixels."""
+"""The registry of methods by name. A name may have one class for images and another for pixels."""
 
 import dataclasses
 import difflib
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=type[Method])
 def register(cls: M) -> M:
     """Make a method available under `cls.info.name`; works as a decorator."""
     if not isinstance(getattr(cls, "info", None), Info):
-        raise TypeError(f"{cls.__name__} must say what it is: info = Info(name=..., title=..., paper=...)")
+        raise TypeError(f"{cls.__name__} must have a description: info = Info(name=..., title=..., paper=...)")
     name = cls.info.name
     if not dataclasses.is_dataclass(cls) or "__dataclass_fields__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__} must be decorated with @dataclass(frozen=True, kw_only=True) below @register")
@@ -31,12 +31,12 @@ def register(cls: M) -> M:
 
 
 def list_methods(task: str | None = None) -> list[str]:
-    """The names of all registered methods, or of those for a task, in the order of registration."""
+    """Return the names of all registered methods, or of those for a task, in the order of registration."""
     return [name for name, family in _METHODS.items() if task is None or any(task in c.info.tasks for c in family)]
 
 
 def get_method(name: str, task: str | None = None) -> type[Method]:
-    """The class of a registered method: the one for a task, else the first."""
+    """Return the class of a registered method: the one for a task, else the first."""
     if name not in _METHODS:
         near = difflib.get_close_matches(name, _METHODS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -51,10 +51,10 @@ def get_method(name: str, task: str | None = None) -> type[Method]:
 
 
 def make_method(name: str, hyper: Mapping[str, Any], task: str | None = None) -> Method:
-    """A method with these hyper-parameters: for a task, else the first class of this name that has them all."""
+    """Build a method with these hyper-parameters: for a task, else the first class of this name that accepts them."""
     cls = get_method(name, task)
     if task is None and len(family := [c for c in _METHODS[name] if set(hyper) <= _fields(c)]) > 0:
-        for cls in family[:-1]:  # the values may suit one of them alone
+        for cls in family[:-1]:  # only one of them may accept the values
             with suppress(ValueError):
                 return cls(**hyper)
         cls = family[-1]
@@ -69,7 +69,7 @@ def make_method(name: str, hyper: Mapping[str, Any], task: str | None = None) ->
 
 
 def for_task(method: Method, given: Mapping[str, Any] | None, task: str) -> Method:
-    """A method, or its sibling for this task if it was made by name with the hyper-parameters `given`."""
+    """Return a method that supports the task: itself, or its sibling if it was built by name with `given`."""
     name = method.info.name
     if task in method.info.tasks:
         return method

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trueup.core import optimizer_state
 from trueup.core.identity import brief
-from trueup.core.optimizer_state import Scalars
+from trueup.core.optimizer_state import Scalars, join_state, split_state
 from trueup.guard.marks import Marks
 from trueup.model.split_model import SplitModel
 from trueup.norm.used_statistics import UsedStatistics
@@ -83,7 +82,7 @@ class AdapterState:
 
     def to_tensors(self, source: dict[str, Tensor]) -> tuple[dict[str, Tensor], Scalars]:
         """Return named tensors, of the weights only those that differ from the source, and the optimiser's scalars."""
-        tensors, scalars = optimizer_state.split(self.optimizer.get("state", {}))
+        tensors, scalars = split_state(self.optimizer.get("state", {}))
         named = {f"optimizer/{n}": t for n, t in tensors.items()}
         named |= {f"net/{n}": t for n, t in self.weights.items() if not torch.equal(t, source[n])}
         named |= {f"state/{n}": t for n, t in named_tensors(self.memory).items()}
@@ -102,7 +101,7 @@ class AdapterState:
         check_fit("policy", adapter.net.policy.state_dict(), parts["policy"], path)
         weights = {n: parts["net"].get(n, t).to(t.device, copy=True) for n, t in adapter.source.items()}
         memory = with_tensors(adapter.fresh.memory, parts["state"])
-        optimizer = optimizer_state.join(adapter.method, adapter.optimizer, parts["optimizer"], scalars)
+        optimizer = join_state(adapter.method, adapter.optimizer, parts["optimizer"], scalars)
         return cls(weights, memory, parts["policy"], optimizer)
 
 

@@ -1,1 +1,1 @@
-"""Images, their domains, and the order in which they arrive. Knows nothing of methods."""
+"""Datasets, domains and streams. Imports no method."""

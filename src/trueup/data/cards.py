@@ -1,4 +1,4 @@
-"""What is known of each dataset: its classes and domains, how many images, whose it is, where to get it."""
+"""Dataset cards: classes, domains, numbers of images, licence, source and layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trueup.data.corruptions import CORRUPTIONS
 
 @dataclass(frozen=True)
 class Card:
-    """A dataset in words and numbers: `domains` has the images of each domain, `counts` those of each class in it."""
+    """A dataset's card: `domains` counts the images of each domain, `counts` those of each class in it."""
 
     name: str
     title: str
@@ -23,11 +23,11 @@ class Card:
     class_names: tuple[str, ...] = ()
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     range: tuple[float, float] | None = None
-    """The values that are black and white in its files, where these have more than 8 bits and do not say it."""
+    """The values of black and white, for files of more than 8 bits that do not declare them."""
 
     @property
     def images(self) -> int:
-        """All images of all domains."""
+        """Count the images of all domains."""
         return sum(self.domains.values())
 
 
@@ -210,15 +210,15 @@ CARDS = {
 }
 
 OWN = {"folder": "ROOT/domain/class/image", "masks": "ROOT/domain/images/NAME and ROOT/domain/masks/NAME"}
-"""Names for a user's own data, which has no card."""
+"""Names of user data, which has no card, and their layouts."""
 
 
 def get_card(name: str) -> Card:
-    """The card of a known dataset."""
+    """Return the card of a known dataset."""
     import difflib
 
     if name in OWN:
-        raise ValueError(f"{name} has no card: it is your own, laid out as {OWN[name]}")
+        raise ValueError(f"{name} has no card: it is your own data, laid out as {OWN[name]}")
     if name not in CARDS:
         near = difflib.get_close_matches(name.lower(), CARDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""The channels that a network sees of an image: three or one, and what their values are normalised with."""
+"""Input channels of a network: three or one, and their normalisation."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ NORMALIZE = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
-"""Mean and deviation of the three channels, of values from 0 to 1."""
+"""Mean and standard deviation of the three channels, for values from 0 to 1."""
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
 Normalize = str | MeanStd
-"""A name of the above, or the mean and the deviation: one number for all channels, or one for each."""
-LUMA = (19595, 38470, 7471)  # of 65536: red, green and blue in grey, as Pillow and ITU-R 601 have it
+"""A name from NORMALIZE, or mean and std: one number for all channels, or one each."""
+LUMA = (19595, 38470, 7471)  # weights of red, green and blue in 1/65536, as in Pillow and ITU-R 601
 
 
 @dataclass(frozen=True)
 class Channels:
-    """The channels of a pixel as a network sees them: (value - mean) / std of each, of values from 0 to 1."""
+    """The channels of a network's input: (value - mean) / std, for values from 0 to 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     grey: bool = False
-    """One channel, the luminance, instead of red, green and blue."""
+    """True for one channel, the luminance, instead of red, green and blue."""
 
     @property
     def count(self) -> int:
-        """The number of channels."""
+        """Return the number of channels."""
         return 1 if self.grey else 3
 
     def take(self, images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Keep of images (..., 3) the channels that are seen; grey images stay as they are to the bit."""
+        """Convert images (..., 3) to these channels; grey pixels keep their value bit by bit."""
         if not self.grey:
             return images
         grey = images @ np.array(LUMA, dtype=np.uint32) + np.uint32(2**15) >> 16
@@ -44,19 +44,19 @@ class Channels:
 
 
 def make_channels(normalize: Normalize = "imagenet", grey: bool = False) -> Channels:
-    """Return the channels by a name, or by mean and std; a grey network sees the mean of what a name says of three."""
+    """Return the channels of a normalisation; grey averages the three channels of a named one."""
     if isinstance(normalize, str):
         mean, std = NORMALIZE[normalize]
         if grey:
             return Channels((round(sum(mean) / 3, 6),), (round(sum(std) / 3, 6),), grey)
         return Channels(mean, std)
     if grey and len(normalize[0]) > 1:
-        raise ValueError(f"mean and std are of {len(normalize[0])} channels, and a grey network has one: give a number")
+        raise ValueError(f"mean and std have {len(normalize[0])} channels, but a grey network has one: give one number")
     return Channels(*normalize, grey)
 
 
 def check_normalize(value: Any) -> Normalize:
-    """Return a normalisation in its one form: a name where there is one, one number where channels are alike."""
+    """Return a normalisation in canonical form: a name if there is one, one number if channels are equal."""
     if isinstance(value, str):
         if value not in NORMALIZE:
             raise ValueError(f"normalize={value!r} is not known: it must be {' or '.join(NORMALIZE)}, or mean and std")
@@ -75,8 +75,8 @@ def check_normalize(value: Any) -> Normalize:
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """One number or three, as a tuple."""
+    """Return one number or three as a tuple."""
     parts = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if len(parts) not in (1, 3) or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in parts):
-        raise ValueError(f"{name}={value!r} must be one number, or three: of red, green and blue")
+        raise ValueError(f"{name}={value!r} must be one number, or three for red, green and blue")
     return tuple(float(v) for v in parts)

@@ -1,69 +1,55 @@
-"""Is a dataset on disk what its card says? Counts everything, opens every file, names what is wrong."""
+"""Checks of a dataset on disk against its card: counts, and files that cannot be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trueup.data.cards import CARDS, Card, get_card
+from trueup.data.check_masks import check_masks
+from trueup.data.check_report import Progress, Report, first_names
 from trueup.data.corruptions import CORRUPTIONS
 from trueup.data.datasets import check_reading, cifar, folders, imagenet, open_dataset
-from trueup.data.datasets.masked import NAMES
+from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.domains import Domain, FileDomain
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError, decode
-from trueup.data.scanning import describe
-from trueup.data.survey import Seen, look
-
-if TYPE_CHECKING:
-    from trueup.data.check_masks import MaskReport
-
-Progress = Callable[[int, int], None]
+from trueup.data.preflight import PictureInfo, inspect_picture
+from trueup.data.scanning import describe_skipped
 
 
 @dataclass
-class Report:
-    """What was found: images per domain and class, and everything that is not as it should be."""
+class ImageReport(Report):
+    """A report on labelled images: counts per domain and class."""
 
-    name: str
     classes: tuple[str, ...] = ()
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    """Each in one sentence; an empty list means that all is well."""
-    broken: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    """Files that are no images; they are left out and do no harm."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks that are worth knowing and need not be faults."""
 
     @property
     def images(self) -> int:
-        """All images."""
+        """Count all images."""
         return sum(sum(classes.values()) for classes in self.counts.values())
 
 
-def check(
+def check_dataset(
     name: str,
     root: str | Path | None = None,
     *,
     decode_all: bool = True,
     reading: Reading = AS_STORED,
     progress: Progress = lambda done, of: None,
-) -> Report | MaskReport:
-    """Compare a folder with its dataset's card; `decode_all` opens every image, and reads every mask."""
+) -> Report:
+    """Compare a folder with its dataset's card; `decode_all` opens every image and mask."""
     check_reading(name, reading)
     if name in NAMES:
-        from trueup.data.check_masks import check_masks
-
         place = None if name.endswith("-sim") else _folder(name, root)
         return check_masks(name, place, read_all=decode_all, reading=reading, progress=progress)
-    report = Report(name)
+    report = ImageReport(name)
     card = CARDS.get(name)
     if name != "folder" and card is None:
         get_card(name)
@@ -85,50 +71,44 @@ def check(
 
 def _folder(name: str, root: str | Path | None) -> Path:
     if root is None or not Path(root).is_dir():
-        raise ValueError(f"{root or 'root'} is not a folder: say where {name} is with --root")
+        raise ValueError(f"{root or 'root'} is not a folder: give the folder of {name} with --root")
     return Path(root)
 
 
-def _check_folders(report: Report, card: Card | None, root: Path) -> None:
-    tree = folders.scan(root, card)
+def _check_folders(report: ImageReport, card: Card | None, root: Path) -> None:
+    tree = folders.scan_image_folder(root, card)
     _count(report, tree.classes, (tree.domain(name) for name in tree.domains))
     report.others = tree.others
     if tree.skipped:
-        report.problems.append(f"{len(tree.skipped)} entries are left out: {describe(tree.skipped)}")
+        report.problems.append(f"{len(tree.skipped)} entries were skipped: {describe_skipped(tree.skipped)}")
     if tree.missing:
-        report.problems.append(f"{len(tree.missing)} files of the lists are missing: {few(tree.missing)}")
+        report.problems.append(f"{len(tree.missing)} listed files are missing: {first_names(tree.missing)}")
     if card is None:
         for name, classes in report.counts.items():
             lacking = [label for label, n in classes.items() if not n]
             if lacking:
-                report.problems.append(f"{name} has no images of: {few(lacking)}")
+                report.problems.append(f"{name} has no images of: {first_names(lacking)}")
         return
     if tree.unknown:
-        report.problems.append(f"folders that are no domains of {card.name}: {few(tree.unknown)}")
+        report.problems.append(f"folders that are not domains of {card.name}: {first_names(tree.unknown)}")
     _compare(report, card)
 
 
-def _check_corruptions(report: Report, card: Card, root: Path) -> None:
-    """Every corruption at every severity, and the clean set where models are trained on it."""
-    told = set()
+def _check_corruptions(report: ImageReport, card: Card, root: Path) -> None:
+    """Count every corruption at every severity, and the clean set if models are trained on it."""
+    dataset, told = open_dataset(card.name, root), set()
     for corruption in CORRUPTIONS:
         for severity in range(1, 6):
             try:
-                part = (
-                    imagenet.domain(root, f"{corruption}-{severity}")
-                    if card.name == "imagenet-c"
-                    else cifar.domain(card.name, root, f"{corruption}-{severity}")
-                )
-                names = imagenet.class_names() if card.name == "imagenet-c" else cifar.class_names(card.name, root)
-                _count(report, names, [part], as_one=corruption)
+                _count(report, dataset.classes, [dataset.domain(f"{corruption}-{severity}")], as_one=corruption)
             except ValueError as error:
                 told.add(corruption)
-                if str(error) not in report.problems:  # labels.npy is missing for all of them
+                if str(error) not in report.problems:  # a missing labels.npy fails all of them
                     report.problems.append(str(error))
         if card.name == "imagenet-c" and corruption in report.counts:
-            report.others += imagenet.others(root, corruption)
+            report.others += imagenet.non_image_files(root, corruption)
     if card.name != "imagenet-c":
-        report.classes = cifar.class_names(card.name, root)
+        report.classes = dataset.classes
         try:
             _, labels = cifar.read_clean(card.name, root)
             if len(labels) != 50_000:
@@ -138,7 +118,7 @@ def _check_corruptions(report: Report, card: Card, root: Path) -> None:
     _compare(report, card, told)
 
 
-def _count(report: Report, classes: tuple[str, ...], domains: Iterable[Domain], as_one: str | None = None) -> None:
+def _count(report: ImageReport, classes: tuple[str, ...], domains: Iterable[Domain], as_one: str | None = None) -> None:
     report.classes = classes
     for domain in domains:
         counts = np.bincount(domain.labels, minlength=len(classes))
@@ -147,12 +127,14 @@ def _count(report: Report, classes: tuple[str, ...], domains: Iterable[Domain], 
             total[label] += int(n)
 
 
-def _compare(report: Report, card: Card, told: Collection[str] = ()) -> None:
-    """Say where the counts differ from the card's."""
+def _compare(report: ImageReport, card: Card, told: Collection[str] = ()) -> None:
+    """Report counts that differ from the card's."""
     if report.classes and len(report.classes) != card.classes:
         report.problems.append(f"{len(report.classes)} classes; the card says {card.classes}")
     elif card.class_names and report.classes != card.class_names:
-        report.problems.append(f"classes are {few(report.classes)}; the card says {few(card.class_names)}")
+        report.problems.append(
+            f"classes are {first_names(report.classes)}; the card says {first_names(card.class_names)}"
+        )
     for name, expected in card.domains.items():
         if name not in report.counts:
             if name not in told:
@@ -166,8 +148,8 @@ def _compare(report: Report, card: Card, told: Collection[str] = ()) -> None:
                 report.problems.append(f"{name}/{label} has {found.get(label, 0):,} images; the card says {n:,}")
 
 
-def _decode(report: Report, root: Path, reading: Reading, progress: Progress) -> None:
-    """Open every image file, many at a time."""
+def _decode(report: ImageReport, root: Path, reading: Reading, progress: Progress) -> None:
+    """Open every image file, in parallel."""
     domains = list(_domains(report, root, reading))
     total = sum(len(domain.files) for domain in domains)
     unknown: list[str] = []
@@ -177,7 +159,7 @@ def _decode(report: Report, root: Path, reading: Reading, progress: Progress) ->
     with ThreadPoolExecutor() as pool:
         for domain in domains:
             rest = iter(range(len(domain.files)))
-            while part := list(islice(rest, 512)):  # in parts, so that half a million results do not wait at once
+            while part := list(islice(rest, 512)):  # bounds the number of waiting results
                 for i, seen in zip(part, pool.map(partial(_look, domain), part), strict=True):
                     if isinstance(seen, UnknownRangeError):
                         unknown.append(f"{domain.files[i]} ({seen.reason})")
@@ -189,41 +171,37 @@ def _decode(report: Report, root: Path, reading: Reading, progress: Progress) ->
                 done += len(part)
                 progress(done, total)
     if report.broken:
-        report.problems.append(f"{len(report.broken)} images cannot be read: {few(report.broken)}")
+        report.problems.append(f"{len(report.broken)} images cannot be read: {first_names(report.broken)}")
     if unknown:
-        why = "have more than 8 bits and do not say which values are black and white"
-        report.problems.append(f"{len(unknown)} images {why}; say it with --range LOW HIGH: {few(unknown, 1)}")
+        why = "have more than 8 bits and do not declare the values of black and white"
+        report.problems.append(f"{len(unknown)} images {why}; give --range LOW HIGH: {first_names(unknown, 1)}")
     if odd:
         how = "networks see them squashed; --resize crop or pad keeps their shape"
-        report.notes.append(f"{len(odd)} of {total} images are not square, {how}: {few(odd, 3)}")
+        report.notes.append(f"{len(odd)} of {total} images are not square, {how}: {first_names(odd, 3)}")
     if clipped:
-        report.notes.append(f"{len(clipped)} images have values beyond --range, which are clipped: {few(clipped, 3)}")
+        report.notes.append(
+            f"{len(clipped)} images have values beyond --range, which are clipped: {first_names(clipped, 3)}"
+        )
 
 
-def _look(domain: FileDomain, i: int) -> Seen | BrokenImageError | UnknownRangeError:
-    """Describe a picture, or say what is wrong with it."""
+def _look(domain: FileDomain, i: int) -> PictureInfo | BrokenImageError | UnknownRangeError:
+    """Inspect and decode a picture; return the error if that fails."""
     try:
-        seen = look(domain, i)
+        seen = inspect_picture(domain, i)
         decode(domain.root / domain.files[i], reading=domain.reading)
     except (BrokenImageError, UnknownRangeError) as error:
         return error
     return seen
 
 
-def _domains(report: Report, root: Path, reading: Reading) -> Iterator[FileDomain]:
-    """The domains that are made of files."""
+def _domains(report: ImageReport, root: Path, reading: Reading) -> Iterator[FileDomain]:
+    """Yield the domains that consist of files."""
     dataset = open_dataset(report.name, root, reading)
     names = [f"{c}-{s}" for c in dataset.targets for s in range(1, 6)] if dataset.clean else dataset.targets
     for name in names:
         try:
             domain = dataset.domain(name)
         except ValueError:
-            continue  # said already
+            continue  # already reported
         if isinstance(domain, FileDomain):
             yield domain
-
-
-def few(names: Iterable[str], most: int = 5) -> str:
-    """The first of many names, and how many more there are."""
-    names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

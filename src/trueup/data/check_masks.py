@@ -1,9 +1,8 @@
-"""Is a dataset with masks what its card says? Reads every case, and counts what the masks show."""
+"""Checks of a dataset with masks against its card: counts, and what its masks show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,83 +12,73 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.cards import CARDS
-from trueup.data.check import Progress, few
-from trueup.data.datasets import phantoms
-from trueup.data.datasets.file_matching import Found, NotThereError
-from trueup.data.datasets.masked import ON_DISK, Structures, shelves
+from trueup.data.check_report import Progress, Report, first_names
+from trueup.data.datasets.file_matching import DomainNotFoundError, FoundCases
+from trueup.data.datasets.mask_datasets import Structures, mask_source
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
-from trueup.data.scanning import describe, left_out
-from trueup.data.slices import Case, cut
+from trueup.data.scanning import describe_skipped, find_skipped
+from trueup.data.slices import LabelledCase, crop_padded
 
-THREADS = 4  # volumes that are in memory at a time
+THREADS = 4  # volumes in memory at a time
 WITHIN = {"cup": "disc", "LV": "MYO"}
-"""Structures that lie within others: where they mostly do not, numbers have been mistaken for one another."""
+"""Structures inside others: if they mostly are not, the label numbers are probably swapped."""
 
 
 @dataclass
-class Part:
-    """What a part of a domain holds; of its masks only what could be read counts."""
+class DomainPart:
+    """The counts of a part of a domain; for masks, of those that can be read."""
 
     cases: int
     slices: int
     read: int = 0
     having: Counter[str] = field(default_factory=Counter)
-    """In how many cases each structure is."""
+    """The number of cases with each structure."""
     pixels: Counter[str] = field(default_factory=Counter)
-    """How many pixels each structure has; all pixels under the empty name."""
+    """The pixels of each structure; all pixels under the empty name."""
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Rows and columns of a slice, and how many cases have them."""
+    """The number of cases of each slice size (rows, columns)."""
     spacings: set[tuple[float, float, float]] = field(default_factory=set)
-    """Millimetres between slices, rows and columns, where they are known."""
+    """Millimetres between slices, rows and columns, if known."""
 
     def share(self, structure: str) -> float:
-        """The part of all pixels that a structure has."""
+        """Return the share of pixels of a structure."""
         return self.pixels[structure] / max(1, self.pixels[""])
 
 
 @dataclass
-class MaskReport:
-    """What was found: the cases of each part of each domain, and everything that is not as it should be."""
+class MaskReport(Report):
+    """A report on images with masks: the cases of each part of each domain."""
 
-    name: str
     structures: Structures = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, DomainPart] = field(default_factory=dict)
     """By domain and part, as in "refuge:train"."""
-    problems: list[str] = field(default_factory=list)
-    """Each in one sentence; an empty list means that all is well."""
     missing: list[str] = field(default_factory=list)
     """Images without masks and masks without images."""
-    broken: list[str] = field(default_factory=list)
-    """Cases that cannot be read, each with the reason."""
-    others: list[str] = field(default_factory=list)
-    """Files that are neither images nor masks; they are left out and do no harm."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks that are worth knowing and need not be faults."""
-    found: dict[str, Found] = field(default_factory=dict, repr=False)
+    found: dict[str, FoundCases] = field(default_factory=dict, repr=False)
     """The cases themselves, by domain."""
 
     @property
     def cases(self) -> int:
-        """All cases."""
+        """Count all cases."""
         return sum(part.cases for part in self.parts.values())
 
     @property
     def slices(self) -> int:
-        """All slices."""
+        """Count all slices."""
         return sum(part.slices for part in self.parts.values())
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a case is like."""
+    """The measured properties of a case."""
 
     size: tuple[int, int]
     spacing: tuple[float, float, float] | None
     pixels: dict[str, int]
     astray: tuple[str, ...]
-    """Structures that are not within those that they should be within."""
+    """Structures that are not inside the one that should surround them."""
     cropped: bool
-    """Whether a structure reaches beyond what networks see."""
+    """True if a structure extends beyond the network's view."""
 
 
 def check_masks(
@@ -100,26 +89,26 @@ def check_masks(
     reading: Reading = AS_STORED,
     progress: Progress = lambda done, of: None,
 ) -> MaskReport:
-    """Compare a folder with its dataset's card; `read_all` reads every case, else names and headers are looked at."""
+    """Compare a folder with its dataset's card; `read_all` reads every case, else only names and headers."""
     report = MaskReport(name)
     try:
-        report.structures, domains, scan = _domains(name, root, reading)
-    except ValueError as error:  # your own folder is laid out otherwise, or its masks do not agree
+        _, report.structures, domains, find = mask_source(name, root, reading)
+    except ValueError as error:  # a user's folder with another layout, or with masks that contradict each other
         report.problems.append(str(error))
         return report
     for domain in domains:
         try:
-            report.found[domain] = scan(domain)
-        except NotThereError as error:
+            report.found[domain] = find(domain)
+        except DomainNotFoundError as error:
             report.problems.append(f"not found: {error}")
         except ValueError as error:
             report.problems.append(f"{domain}: {error}")
     for domain, found in report.found.items():
         for part, cases in found.parts.items():
-            report.parts[_key(domain, part)] = Part(len(cases), sum(case.slices for case in cases))
+            report.parts[_key(domain, part)] = DomainPart(len(cases), sum(case.slices for case in cases))
         report.missing += found.missing
-    if root is not None and (skipped := left_out(root)):
-        report.problems.append(f"{len(skipped)} entries are left out: {describe(skipped)}")
+    if root is not None and (skipped := find_skipped(root)):
+        report.problems.append(f"{len(skipped)} entries were skipped: {describe_skipped(skipped)}")
     report.others = list(dict.fromkeys(file for found in report.found.values() for file in found.others))
     _compare(report)
     if read_all:
@@ -132,34 +121,25 @@ def check_masks(
     return report
 
 
-def _domains(
-    name: str, root: Path | None, reading: Reading
-) -> tuple[Structures, Sequence[str], Callable[[str], Found]]:
-    """What is scored, the domains, and what looks for one."""
-    if name.endswith("-sim"):
-        structures: Structures = ON_DISK[name.removesuffix("-sim")].STRUCTURES
-        return structures, phantoms.DOMAINS[name], lambda domain: Found({"": phantoms.cases(name, domain)})
-    assert root is not None
-    return shelves(name, root, reading)[1:]
-
-
 def _key(domain: str, part: str) -> str:
     return f"{domain}:{part}" if part else domain
 
 
 def _compare(report: MaskReport) -> None:
-    """Say what lacks its partner, and where the counts differ from the card's."""
+    """Report files without a partner, and counts that differ from the card's."""
     for domain, expected in CARDS[report.name].domains.items() if report.name in CARDS else ():
         usual = [part for key in ("train", "test", "") if (part := report.parts.get(_key(domain, key)))]
         count = sum(part.cases for part in usual)
         if domain in report.found and count != expected:
             report.problems.append(f"{domain} has {count:,} cases; the card says {expected:,}")
     if report.missing:
-        report.problems.append(f"images and masks do not pair up, {len(report.missing)} times: {few(report.missing)}")
+        report.problems.append(
+            f"images and masks do not match, {len(report.missing)} times: {first_names(report.missing)}"
+        )
 
 
 def _read(report: MaskReport, progress: Progress) -> None:
-    """Read every case, several at a time, and look at what the masks show."""
+    """Read every case, in parallel, and check its mask."""
     look = partial(_look, structures=report.structures)
     done = 0
     pool = ThreadPoolExecutor(THREADS)
@@ -178,11 +158,11 @@ def _read(report: MaskReport, progress: Progress) -> None:
                     progress(done, report.cases)
             _judge(report, domain, seen)
     finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for all others
+        pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest
 
 
-def _look(case: Case, structures: Structures) -> _Seen | str:
-    """What a case is like, or why it cannot be read."""
+def _look(case: LabelledCase, structures: Structures) -> _Seen | str:
+    """Measure a case, or return why it cannot be read."""
     try:
         volume = case.read()
     except (BrokenImageError, UnknownRangeError) as error:
@@ -192,7 +172,7 @@ def _look(case: Case, structures: Structures) -> _Seen | str:
         return f"{case.name} has {len(volume.mask)} slices; its header said {case.slices}"
     counts = np.bincount(volume.mask.ravel(), minlength=256)
     there = [pair for pair in WITHIN.items() if structures.keys() >= set(pair)]
-    seen = sum(int(np.count_nonzero(cut(mask[..., None], volume.box))) for mask in volume.mask)
+    seen = sum(int(np.count_nonzero(crop_padded(mask[..., None], volume.box))) for mask in volume.mask)
     photograph = case.slices == 1 and volume.spacing == (1.0, 1.0, 1.0)
     return _Seen(
         (volume.mask.shape[1], volume.mask.shape[2]),
@@ -204,14 +184,14 @@ def _look(case: Case, structures: Structures) -> _Seen | str:
 
 
 def _within(inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> bool:
-    """Whether most of what is next to a structure, in its slices, is of the structure around it."""
+    """Return True if most pixels next to a structure, within slices, belong to the outer one."""
     padded = np.pad(inner, ((0, 0), (1, 1), (1, 1)))
     near = padded[:, :-2, 1:-1] | padded[:, 2:, 1:-1] | padded[:, 1:-1, :-2] | padded[:, 1:-1, 2:]
     edge = near & ~inner
     return bool(2 * np.count_nonzero(edge & outer) >= np.count_nonzero(edge))
 
 
-def _count(part: Part, what: _Seen) -> None:
+def _count(part: DomainPart, what: _Seen) -> None:
     part.read += 1
     part.pixels.update(what.pixels)
     part.having.update(name for name, n in what.pixels.items() if name and n)
@@ -221,21 +201,19 @@ def _count(part: Part, what: _Seen) -> None:
 
 
 def _judge(report: MaskReport, domain: str, seen: dict[str, _Seen]) -> None:
-    """Say what is strange about the masks of a domain."""
+    """Report implausible masks of a domain."""
     for structure in report.structures:
         if seen and not any(what.pixels[structure] for what in seen.values()):
-            report.problems.append(f"{domain}: {structure} is in none of the cases; the coding may be another")
+            report.problems.append(f"{domain}: {structure} is in none of the cases; the label coding may differ")
     for inner, outer in WITHIN.items():
         if strange := [name for name, what in seen.items() if inner in what.astray]:
-            hint = "; the coding may be another" if 2 * len(strange) > len(seen) else ""
-            report.problems.append(
-                f"{domain}: {inner} is not within {outer} in {len(strange)} of {len(seen)} cases{hint}: {few(strange)}"
-            )
+            hint = "; the label coding may differ" if 2 * len(strange) > len(seen) else ""
+            where = f"in {len(strange)} of {len(seen)} cases{hint}: {first_names(strange)}"
+            report.problems.append(f"{domain}: {inner} is not within {outer} {where}")
     if empty := [name for name, what in seen.items() if not any(what.pixels[s] for s in report.structures)]:
-        # Of your own images some may well show nothing.
+        # Some user images may show nothing.
         says = report.problems if report.name in CARDS else report.notes
-        says.append(f"{domain}: {len(empty)} of {len(seen)} masks are empty: {few(empty)}")
+        says.append(f"{domain}: {len(empty)} of {len(seen)} masks are empty: {first_names(empty)}")
     if cropped := [name for name, what in seen.items() if what.cropped]:
-        report.notes.append(
-            f"{domain}: in {len(cropped)} of {len(seen)} cases something lies beyond what networks see: {few(cropped)}"
-        )
+        where = f"in {len(cropped)} of {len(seen)} cases: {first_names(cropped)}"
+        report.notes.append(f"{domain}: structures extend beyond the view of networks {where}")

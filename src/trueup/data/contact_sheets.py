@@ -1,4 +1,4 @@
-"""Contact sheets: some cases of each domain as networks see them, with the outlines of what is to be found."""
+"""Contact sheets: some cases of each domain as networks see them, with the outlines of the masks."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any
 
 import numpy as np
 
-from trueup.data.check import Progress
+from trueup.data.check_report import Progress
 from trueup.data.domains import BrokenImageError
-from trueup.data.slices import Case, Volume
+from trueup.data.slices import LabelledCase, Volume
 
-CASES, COLUMNS = 12, 4  # of a sheet
-TILE, GAP, NAME, HEAD = 2.0, 0.12, 0.2, 0.5  # inches: a case, around it, below it, above all
+CASES, COLUMNS = 12, 4  # per sheet
+TILE, GAP, NAME, HEAD = 2.0, 0.12, 0.2, 0.5  # inches
 DOTS = 150  # per inch
-SHARPEST = 400  # pixels; more of a case cannot be seen
-LETTERS, NAMED = 30, 6  # that fit below a case; structures that fit above all
+SHARPEST = 400  # pixels of a tile
+LETTERS, NAMED = 30, 6  # letters that fit below a tile, structures that fit into the heading
 PAPER, INK = "#111317", "#d7dae0"
 COLOURS = ("#22d3ee", "#f472b6", "#a3e635", "#fb923c", "#818cf8", "#facc15")
 
 
 def draw_sheets(
     name: str,
-    domains: Mapping[str, Sequence[Case]],
+    domains: Mapping[str, Sequence[LabelledCase]],
     structures: Mapping[str, tuple[int, ...]],
     folder: Path,
     progress: Progress = lambda done, of: None,
 ) -> list[Path]:
-    """Draw a sheet of each domain's cases, FOLDER/NAME-DOMAIN.png; `structures` are made of classes of the masks."""
+    """Draw one sheet per domain, FOLDER/NAME-DOMAIN.png; `structures` maps names to classes of the masks."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for done, (domain, cases) in enumerate(domains.items(), 1):
         files.append(folder / f"{name}-{domain}.png")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # names may be written in letters that the font lacks
+            warnings.filterwarnings("ignore", "Glyph")  # the font may lack letters of a name
             _sheet(f"{name}: {domain}", cases, structures).savefig(files[-1])
         progress(done, len(domains))
     return files
 
 
-def _sheet(title: str, cases: Sequence[Case], structures: Mapping[str, tuple[int, ...]]) -> Any:
-    """A figure of up to twelve cases, taken evenly from all."""
+def _sheet(title: str, cases: Sequence[LabelledCase], structures: Mapping[str, tuple[int, ...]]) -> Any:
+    """Draw up to twelve cases, evenly spaced over all."""
     from matplotlib.figure import Figure
 
     numbers = np.linspace(0, len(cases) - 1, min(CASES, len(cases))).round().astype(int)
@@ -66,8 +66,8 @@ def _sheet(title: str, cases: Sequence[Case], structures: Mapping[str, tuple[int
     return figure
 
 
-def _tile(axes: Any, case: Case, outlines: Sequence[tuple[tuple[int, ...], str]]) -> None:
-    """A case: the slice that shows most, and below it what it is called."""
+def _tile(axes: Any, case: LabelledCase, outlines: Sequence[tuple[tuple[int, ...], str]]) -> None:
+    """Draw the slice of a case that shows most, and its name below."""
     from matplotlib.patheffects import withStroke
 
     axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[], facecolor="#1b1e24")
@@ -78,8 +78,8 @@ def _tile(axes: Any, case: Case, outlines: Sequence[tuple[tuple[int, ...], str]]
         z = _fullest(volume)
         called += f"[{z}]" if case.slices > 1 else ""
         size = SHARPEST if max(volume.box[2:]) > SHARPEST else None
-        axes.imshow(volume.show(z, size), extent=(0, 1, 1, 0), aspect="auto", interpolation="bilinear")
-        answer = volume.answer(z, size)
+        axes.imshow(volume.network_view(z, size), extent=(0, 1, 1, 0), aspect="auto", interpolation="bilinear")
+        answer = volume.network_target(z, size)
         for classes, colour in outlines:
             inside = np.pad(np.isin(answer, classes).astype(np.float32), 1)
             if inside.any():
@@ -93,7 +93,7 @@ def _tile(axes: Any, case: Case, outlines: Sequence[tuple[tuple[int, ...], str]]
 
 
 def _fullest(volume: Volume) -> int:
-    """The slice with the largest structures; the middle one where there are none."""
+    """Return the slice with the most mask pixels; the middle one if there are none."""
     if volume.mask is None or not volume.mask.any():
         return len(volume.image) // 2
     return int(np.count_nonzero(volume.mask, axis=(1, 2)).argmax())

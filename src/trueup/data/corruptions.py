@@ -22,7 +22,7 @@ _TABLE: dict[str, tuple[Corruption[Any], tuple[Any, ...]]] = {}
 
 
 def _at(*levels: Level) -> Callable[[Corruption[Level]], Corruption[Level]]:
-    """Enters `_name(x, level, rng)` into the table with its constants for severities 1 to 5."""
+    """Register `_name(x, level, rng)` with its constants for severities 1 to 5."""
 
     def enter(function: Corruption[Level]) -> Corruption[Level]:
         _TABLE[function.__name__[1:]] = (function, levels)
@@ -32,7 +32,7 @@ def _at(*levels: Level) -> Callable[[Corruption[Level]], Corruption[Level]]:
 
 
 def corrupt(image: np.ndarray, name: str, severity: int, *, seed: int = 0, index: int = 0) -> np.ndarray:
-    """The corrupted copy of a uint8 image (H, W, 3); severity 0 is the image itself.
+    """Return a corrupted copy of a uint8 image (H, W, 3); severity 0 leaves it unchanged.
 
     The random stream depends on seed, index and name but not on severity: severities share their draws.
     """
@@ -41,7 +41,7 @@ def corrupt(image: np.ndarray, name: str, severity: int, *, seed: int = 0, index
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"no corruption is called {name!r}{hint} There are: {', '.join(CORRUPTIONS)}")
     if severity not in range(6):
-        raise ValueError(f"severity is {severity!r}; give 0 (unchanged) or 1 to 5")
+        raise ValueError(f"severity is {severity!r}; give 0 (unchanged) to 5")
     if image.dtype != np.uint8:
         raise ValueError(f"the image has dtype {image.dtype}; give uint8 with values 0 to 255")
     if image.ndim != 3 or image.shape[2] != 3 or min(image.shape[:2]) < 8:
@@ -54,24 +54,24 @@ def corrupt(image: np.ndarray, name: str, severity: int, *, seed: int = 0, index
 
 
 def _bytes(x: Array) -> NDArray[np.uint8]:
-    # Differs: rounds, once at the end, where the published code cuts off: what an effect leaves alone stays as it is.
+    # Differs: rounds once at the end, where the published code truncates: unaffected pixels keep their value.
     return np.rint(np.clip(x, 0, 1) * 255).astype(np.uint8)
 
 
 def _unit(x: Array) -> float:
-    """The length that was one pixel at 224 px."""
+    """Return the length that corresponds to one pixel at 224 px."""
     return float(min(x.shape[:2])) / 224
 
 
 def _grain(x: Array) -> float:
-    """The size of what was a grain of one pixel at 224 px."""
-    # Differs: below 224 px grains shrink more slowly than the side; much finer than a pixel they would average out.
+    """Return the size that corresponds to a grain of one pixel at 224 px."""
+    # Differs: below 224 px grains shrink more slowly than the side; grains below a pixel would average out.
     return float(max(_unit(x), _unit(x) ** (2 / 3)))
 
 
 def _gaussian(x: Array, sigma: float) -> Array:
-    """Gaussian blur along the first two axes with mirrored borders, as a product in the cosine domain."""
-    # Differs: exp(σ²(cos ω - 1)) is the discrete Gaussian, never cut off; its variance is σ² below a pixel, too.
+    """Blur the first two axes with mirrored borders, as a product in the cosine domain."""
+    # Differs: exp(σ²(cos ω - 1)) is the discrete Gaussian, not truncated; its variance is σ² even below a pixel.
     spectrum = fft.dctn(x, axes=(0, 1))
     for axis in (0, 1):
         n = x.shape[axis]
@@ -81,8 +81,8 @@ def _gaussian(x: Array, sigma: float) -> Array:
 
 
 def _smear(x: Array, points: Array, weights: Array) -> Array:
-    """The weighted mean of copies of x moved by points (2, N), in pixels."""
-    # Differs: points between pixels are shared out bilinearly: a blur shorter than a pixel acts and none has steps.
+    """Return the weighted mean of copies of x shifted by points (2, N), in pixels."""
+    # Differs: points between pixels are split bilinearly, so blurs below a pixel act and grow smoothly.
     # Differs: all borders are mirrored with the edge pixel repeated, which keeps the mean of the image.
     radius = int(np.abs(points).max()) + 1
     kernel = np.zeros((2 * radius + 1, 2 * radius + 1))
@@ -101,15 +101,15 @@ def _smear(x: Array, points: Array, weights: Array) -> Array:
 
 
 def _trail(x: Array, radius: float, sigma: float, degrees: float) -> Array:
-    """Motion blur: a half Gaussian from the pixel on, cut at twice the radius as in ImageMagick."""
+    """Blur along a direction: a half Gaussian from the pixel on, cut at twice the radius as in ImageMagick."""
     length = np.linspace(0, 2 * radius, 33 + 4 * int(radius))
     direction = np.array([[np.sin(np.deg2rad(degrees))], [np.cos(np.deg2rad(degrees))]])
     return _smear(x, direction * length, np.exp(-((length / sigma) ** 2) / 2))
 
 
 def _zoom(x: Array, factor: float) -> Array:
-    """x enlarged about its centre, bilinearly."""
-    # Differs: the crop may end between pixels; the published one is rounded to whole ones.
+    """Enlarge x about its centre, bilinearly."""
+    # Differs: the crop may end between pixels; the published code rounds to whole pixels.
     for axis in (0, 1):
         n = x.shape[axis]
         at = (n - 1) / 2 + (np.arange(n) - (n - 1) / 2) / factor
@@ -121,13 +121,13 @@ def _zoom(x: Array, factor: float) -> Array:
 
 
 def _sample(x: Array, rows: Array, columns: Array) -> Array:
-    """x read bilinearly at these places, mirrored outside."""
+    """Sample x bilinearly at these positions, mirrored outside."""
     channels = [ndimage.map_coordinates(x[..., k], (rows, columns), order=1, mode="reflect") for k in range(x.shape[2])]
     return np.stack(channels, axis=2)
 
 
 def _plasma(shape: tuple[int, ...], decay: float, rng: np.random.Generator) -> Array:
-    """Diamond-square fractal in [0, 1] on a torus; the amplitude falls by decay² from one scale to the next."""
+    """Return a diamond-square fractal in [0, 1] on a torus; the amplitude falls by decay² per scale."""
     # Differs: the map is the power of two that covers the image, not always 256.
     size = 1 << (max(shape) - 1).bit_length()
     field = np.zeros((1, 1))
@@ -177,7 +177,7 @@ def _glass_blur(x: Array, c: tuple[float, float, int], rng: np.random.Generator)
     rows, columns = np.mgrid[: x.shape[0], : x.shape[1]]
     x = _gaussian(x, sigma)
     for _ in range(times):
-        # Differs: shifts are real numbers, and all pixels move at once, not one after the other by whole pixels.
+        # Differs: shifts are real numbers and all pixels move at once, not one by one by whole pixels.
         down, right = shift * rng.uniform(-1, 1, (2, *rows.shape))
         x = _sample(x, rows + down, columns + right)
     return _gaussian(x, sigma)
@@ -208,7 +208,7 @@ def _zoom_blur(x: Array, c: tuple[float, float], rng: np.random.Generator) -> Ar
 def _snow(x: Array, c: tuple[float, ...], rng: np.random.Generator) -> Array:
     mean, std, zoom, threshold, radius, sigma, mix = c
     angle, (height, width) = rng.uniform(-135, -45), x.shape[:2]
-    # Differs: flakes are made as at 224 px, on a finer grid that is averaged or a part that is enlarged.
+    # Differs: flakes are made as at 224 px, on a finer grid that is averaged or a crop that is enlarged.
     finer = max(1, round(1 / _grain(x)))
     flakes = _zoom(mean + std * rng.standard_normal((height * finer, width * finer)), zoom)
     flakes = np.where(flakes < threshold, 0, np.minimum(flakes, 1)).reshape(height, finer, width, finer)
@@ -220,7 +220,7 @@ def _snow(x: Array, c: tuple[float, ...], rng: np.random.Generator) -> Array:
 
 
 def _ice(x: Array, rng: np.random.Generator) -> Array:
-    """Ice flowers in [0, 1], as large as x: needles of stretched noise, in each crystal along its own two axes."""
+    """Return ice flowers in [0, 1], as large as x: needles of stretched noise along two axes per crystal."""
     shape, grain = x.shape[:2], _grain(x)
     patches = _plasma(shape, 1.5, rng)
     noise = fft.rfft2(rng.standard_normal(shape))
@@ -242,7 +242,7 @@ def _ice(x: Array, rng: np.random.Generator) -> Array:
 
 @_at((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))
 def _frost(x: Array, c: tuple[float, float], rng: np.random.Generator) -> Array:
-    # Differs: the ice is drawn from the random stream; the published code pastes cuttings of five photographs.
+    # Differs: the ice is drawn at random; the published code pastes crops of five photographs.
     bluish: Array = np.array([0.9, 0.96, 1])
     return c[0] * x + c[1] * _ice(x, rng)[..., None] * bluish
 
@@ -274,10 +274,10 @@ def _elastic_transform(x: Array, c: tuple[float, float, float], rng: np.random.G
     corners = size // 2 + size.min() // 3 * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + jitter * unit * rng.uniform(-1, 1, (3, 2))
     affine = np.linalg.solve(np.c_[moved, np.ones(3)], corners)
-    # Differs: unit² for alpha, as white noise smoothed over a length shrinks with the number of pixels it spans.
+    # Differs: unit² for alpha, because smoothed white noise shrinks with the number of pixels it spans.
     noise = rng.uniform(-1, 1, (*size, 2))
     to = np.moveaxis(np.mgrid[: size[0], : size[1]], 0, -1) + alpha * unit**2 * _gaussian(noise, sigma * unit)
-    # Differs: both maps are joined and the image is interpolated once, not twice.
+    # Differs: both maps are composed and the image is interpolated once, not twice.
     source = to @ affine[:2] + affine[2]
     return _sample(x, source[..., 0], source[..., 1])
 

@@ -1,4 +1,4 @@
-"""A domain: images with labels that come from one place. Images are uint8 arrays (H, W, 3), read one at a time."""
+"""Domains: labelled images of one kind. Images are uint8 arrays (H, W, 3), read one at a time."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ Labels = NDArray[np.int64]
 
 
 class Domain(Protocol):
-    """What every domain offers."""
+    """The interface of every domain."""
 
     name: str
     labels: Labels
 
     def image(self, i: int, size: int | None = None) -> Image:
-        """Image i, as it is or resized to size × size pixels; a BrokenImageError if it cannot be read."""
+        """Return image i, optionally resized to size × size; raise a BrokenImageError if it cannot be read."""
         ...
 
-    def label_of(self, i: int) -> str:
-        """What to call image i when speaking of it."""
+    def image_name(self, i: int) -> str:
+        """Return a name of image i for messages."""
         ...
 
 
 class ArrayDomain:
-    """Images that lie in one array (N, H, W, 3), in memory or mapped from a file."""
+    """Images in one array (N, H, W, 3), in memory or mapped from a file."""
 
     def __init__(self, name: str, images: Image, labels: Labels) -> None:
         self.name, self.images, self.labels = name, images, labels
 
     def image(self, i: int, size: int | None = None) -> Image:
-        """Row i of the array."""
+        """Return row i of the array."""
         return _resized(np.asarray(self.images[i]), size)
 
-    def label_of(self, i: int) -> str:
-        """The number of the row."""
+    def image_name(self, i: int) -> str:
+        """Return the domain's name with the number of the row."""
         return f"{self.name}[{i}]"
 
 
 class FileDomain:
-    """Images that are files below a folder."""
+    """Image files below a folder."""
 
     def __init__(
         self, name: str, root: Path, files: Sequence[str], labels: Labels, reading: Reading = AS_STORED
@@ -61,34 +61,34 @@ class FileDomain:
         try:
             return decode(self.root / self.files[i], size, self.reading)
         except UnknownRangeError as error:
-            raise error.called(self.files[i]) from None
+            raise error.renamed(self.files[i]) from None
 
-    def label_of(self, i: int) -> str:
-        """The file's name below the root."""
+    def image_name(self, i: int) -> str:
+        """Return the file's path below the root."""
         return self.files[i]
 
 
 class CorruptedDomain:
-    """Another domain, corrupted on the fly after resizing; each image always in the same way."""
+    """Another domain, corrupted on the fly after resizing, deterministically per image."""
 
     def __init__(self, base: Domain, corruption: str, severity: int, seed: int = 0) -> None:
         self.base, self.corruption, self.severity, self.seed = base, corruption, severity, seed
         self.name, self.labels = f"{corruption}-{severity}", base.labels
 
     def image(self, i: int, size: int | None = None) -> Image:
-        """Image i of the base, corrupted."""
+        """Return image i of the base domain, corrupted."""
         return corrupt(self.base.image(i, size), self.corruption, self.severity, seed=self.seed, index=i)
 
-    def label_of(self, i: int) -> str:
-        """The base's name for it."""
-        return self.base.label_of(i)
+    def image_name(self, i: int) -> str:
+        """Return the base domain's name of the image."""
+        return self.base.image_name(i)
 
 
 def parse_corruption(name: str) -> tuple[str, int]:
-    """The corruption and severity that a domain's name means: "fog-3", or "fog" for severity 5."""
+    """Parse "fog-3" into corruption and severity; "fog" means severity 5."""
     corruption, dash, severity = name.partition("-")
     if corruption not in CORRUPTIONS or (dash and severity not in ("1", "2", "3", "4", "5")):
-        raise ValueError(f"no domain is called {name!r}; there are NAME or NAME-SEVERITY: {', '.join(CORRUPTIONS)}")
+        raise ValueError(f"no domain is called {name!r}; use NAME or NAME-SEVERITY with: {', '.join(CORRUPTIONS)}")
     return corruption, int(severity or 5)
 
 

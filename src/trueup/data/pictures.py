@@ -1,9 +1,9 @@
-"""The decoder of picture files: whatever depth they have on disk, networks see 8 bits per channel.
+"""The decoder of picture files: networks see 8 bits per channel, whatever the depth on disk.
 
-Files of 8 bits or fewer are taken as Pillow reads them. Deeper ones are scaled from the range of values that is black
-and white. That range is, in this order: the one that is asked for; the one that the file declares (the maximum of a
-PGM, BitsPerSample and the sample limits of a TIFF, sBIT of a PNG); 0 to 1 for floats that lie there; 0 to 65535 for 16
-bits that are used beyond the lower 14. Anything else is refused: cameras store 10, 12 and 14 bits in files of 16.
+Files of up to 8 bits are read by Pillow. Deeper ones are scaled from their range, the values of black and white: the
+requested range; else the declared one (the maximum of a PGM, BitsPerSample and the sample limits of a TIFF, sBIT of a
+PNG); else 0 to 1 for floats within it; else 0 to 65535 for 16 bits with values above the lower 14. Anything else is
+refused: cameras store 10, 12 and 14 bits in 16-bit files.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ Image = NDArray[np.uint8]
 Range = tuple[float, float]
 Resize = Literal["squash", "crop", "pad"]
 RESIZES: tuple[Resize, ...] = get_args(Resize)
-UNCLEAR = 2**14 - 1  # 16 bits whose largest value is no higher may be 10, 12 or 14 bits
+UNCLEAR = 2**14 - 1  # up to this largest value, 16-bit files may hold 10, 12 or 14 bits
 FULL = 2**16 - 1
 ALPHA = {"LA": 1, "La": 1, "PA": 1, "RGBA": 3, "RGBa": 3}
-"""The channel that is no colour, by mode."""
+"""The index of the alpha channel, by mode."""
 
 
 class BrokenImageError(ValueError):
-    """A file that should be an image and cannot be read as one."""
+    """An image file that cannot be read."""
 
 
 class UnknownRangeError(ValueError):
-    """A picture of more than 8 bits that does not say which of its values are black and white."""
+    """A picture of more than 8 bits whose values of black and white are unknown."""
 
     def __init__(self, name: str, reason: str, way_out: str) -> None:
         super().__init__(f"{name}: {reason}; {way_out}")
         self.name, self.reason, self.way_out = name, reason, way_out
 
-    def called(self, name: str) -> UnknownRangeError:
-        """Return the same of a picture by another name, such as its path within a dataset."""
+    def renamed(self, name: str) -> UnknownRangeError:
+        """Return the same error under another name, such as the path within a dataset."""
         return UnknownRangeError(name, self.reason, self.way_out)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How picture files become images for a network; the default is how they were always read."""
+    """Options for reading picture files."""
 
     range: Range | None = None
-    """The values that are black and white in files of more than 8 bits; those beyond are clipped. None: as they say."""
+    """The values of black and white in files of more than 8 bits; others are clipped. None: as declared."""
     resize: Resize | None = None
-    """How a picture becomes square: "squash" it, "crop" its middle, "pad" it with black. None: as its dataset does."""
+    """The way to make a picture square: "squash", "crop" the middle, "pad" with black. None: the dataset's default."""
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
+        """Refuse unknown values."""
         if self.resize is not None and self.resize not in RESIZES:
             raise ValueError(f"resize={self.resize!r} is not known: it must be {', '.join(RESIZES)}")
         if self.range is not None:
@@ -66,35 +66,35 @@ class Reading:
 AS_STORED = Reading()
 
 
-def usual_resize(dataset: str) -> Resize:
-    """Return how the pictures of a dataset become square if nothing is said."""
+def default_resize(dataset: str) -> Resize:
+    """Return the default `resize` of a dataset."""
     return "pad" if dataset == "masks" else "squash"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture as it is stored."""
+class StoredPicture:
+    """A picture with its values as stored."""
 
     name: str
     mode: str
-    """Pillow's name for its kind: L, P, RGB, I;16 ..."""
+    """Pillow's mode: L, P, RGB, I;16 ..."""
     values: NDArray[Any]
-    """(H, W) or (H, W, channels), in the depth that the file has; of a palette its numbers."""
+    """(H, W) or (H, W, channels), in the depth of the file; palette indices for mode P."""
     deep: bool
     """True if it has more than 8 bits per channel."""
     declared: Range | None
-    """The values that are black and white, if the file says it."""
+    """The values of black and white, if the file declares them."""
     inverted: bool
     """True if its lowest value is white."""
 
     def colours(self) -> NDArray[Any]:
-        """The values without transparency."""
+        """Return the values without the alpha channel."""
         if self.values.ndim == 2 or self.mode not in ALPHA:
             return self.values
         return self.values[..., : ALPHA[self.mode]]
 
-    def limits(self, asked: Range | None = None) -> Range:
-        """Return the values that are black and white; an UnknownRangeError if nobody says them."""
+    def value_range(self, asked: Range | None = None) -> Range:
+        """Return the values of black and white; raise an UnknownRangeError if they are unknown."""
         values = self.colours()
         if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
             raise BrokenImageError(f"{self.name}: holds values that are not finite")
@@ -107,21 +107,21 @@ class Picture:
             return 0, FULL
         raise UnknownRangeError(self.name, *_unclear(values.dtype, low, high))
 
-    def shown(self, asked: Range | None = None) -> Image:
-        """Return its values as 8 bits per channel, scaled from the range that is asked for or known."""
-        image = scale(self.values, self.limits(asked))
+    def to_uint8(self, asked: Range | None = None) -> Image:
+        """Return 8 bits per channel, scaled from the requested or known range."""
+        image = scale(self.values, self.value_range(asked))
         return 255 - image if self.inverted else image
 
 
 def check_range(limits: Range) -> None:
-    """Refuse a range that has no inside."""
+    """Refuse an empty range."""
     low, high = limits
     if not (np.isfinite(low) and np.isfinite(high) and low < high):
         raise ValueError(f"range={low:g} {high:g} is empty: the value of black must be below that of white")
 
 
 def scale(values: NDArray[Any], limits: Range) -> Image:
-    """Map values to 0..255, linearly between the two limits; integers of n bits keep their upper eight."""
+    """Map values to 0..255, linearly between the limits; n-bit integers keep their upper eight bits."""
     low, high = limits
     bits = int(high).bit_length()
     if values.dtype.kind == "u" and low == 0 and high == 2**bits - 1 and bits >= 8:
@@ -134,34 +134,34 @@ def scale(values: NDArray[Any], limits: Range) -> Image:
 def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED) -> Image:
     """Read a picture file as RGB, resized to size × size (bilinear) if a size is given.
 
-    An UnknownRangeError if it is deeper than 8 bits and nobody knows which of its values are black and white.
+    Raises an UnknownRangeError if it has more than 8 bits and its values of black and white are unknown.
     """
     from PIL import Image as Pillow
 
-    with opened(path) as file:
+    with open_picture(path) as file:
         if is_deep(file):
             image = _eight_bits(path, file, reading.range)
-        elif "transparency" in file.info:  # by way of RGBA, or Pillow warns
+        elif "transparency" in file.info:  # through RGBA, or Pillow warns
             image = file.convert("RGBA").convert("RGB")
         else:
             image = file.convert("RGB")
-        image = as_square(image, reading.resize)
+        image = make_square(image, reading.resize)
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Pillow.Resampling.BILINEAR)
         return np.asarray(image)
 
 
-def read_picture(path: Path) -> Picture:
-    """Read a picture's values as they are stored: class numbers of masks, grey values of scanners."""
-    with opened(path) as file:
+def read_picture(path: Path) -> StoredPicture:
+    """Read a picture's stored values: class numbers of masks, grey values of scanners."""
+    with open_picture(path) as file:
         pages = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
         if pages > 1:
             raise BrokenImageError(f"{path.name}: has {pages} pages; save a stack as NIfTI, or each slice as a file")
         return _picture(path, file)
 
 
-def as_square(image: Any, resize: Resize | None) -> Any:
-    """Crop the middle of a Pillow image, or pad it with black, to a square; leave it as it is to be squashed."""
+def make_square(image: Any, resize: Resize | None) -> Any:
+    """Crop or pad a Pillow image to a square; "squash" and None leave it unchanged."""
     from PIL import Image as Pillow
 
     width, height = image.size
@@ -177,64 +177,64 @@ def as_square(image: Any, resize: Resize | None) -> Any:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a picture file with Pillow; whatever goes wrong with it is a BrokenImageError that names it."""
+def open_picture(path: Path) -> Iterator[Any]:
+    """Open a picture file with Pillow; any error becomes a BrokenImageError with the file's name."""
     from PIL import Image as Pillow
 
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a named pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # a named pipe would block for ever
             raise BrokenImageError(f"{path.name}: is not a regular file")
         with Pillow.open(path) as file:
             yield file
     except (BrokenImageError, UnknownRangeError):
         raise
-    except Exception as error:  # decoders raise whatever they like on damaged files
+    except Exception as error:  # decoders raise any error on damaged files
         raise BrokenImageError(f"{path.name}: {error or type(error).__name__}") from error
 
 
 def is_deep(file: Any) -> bool:
-    """Return True if an open picture has more than 8 bits per channel; Pillow reads colours of 16 bits as 8."""
+    """Return True if an open picture has more than 8 bits per channel; Pillow reads 16-bit colours as 8 bits."""
     return file.mode in ("I", "F") or file.mode.startswith("I;16") or _is_deep_colour(file)
 
 
 def _is_deep_colour(file: Any) -> bool:
     if file.mode.startswith("I") or file.mode == "F":
         return False
-    if file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8:  # the tiles of separate planes do not say it
+    if file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8:  # tiles of separate planes do not show it
         return True
     return bool(file.tile) and ";16" in _raw_mode(file.tile[0])
 
 
 def _raw_mode(tile: Any) -> str:
-    """The layout of the bytes in a file, as Pillow calls it."""
+    """Return Pillow's name of the byte layout in the file."""
     return str(tile.args if isinstance(tile.args, str) else (*(tile.args or ()), "")[0])
 
 
 def _eight_bits(path: Path, file: Any, asked: Range | None) -> Any:
-    """A deep picture as a Pillow image in RGB."""
+    """Convert a deep picture to a Pillow image in RGB."""
     from PIL import Image as Pillow
 
     picture = _picture(path, file)
-    image = picture.shown(asked)
+    image = picture.to_uint8(asked)
     return Pillow.frombytes("L" if image.ndim == 2 else picture.mode, file.size, image.tobytes()).convert("RGB")
 
 
-def _picture(path: Path, file: Any) -> Picture:
+def _picture(path: Path, file: Any) -> StoredPicture:
     mode, deep = file.mode, is_deep(file)
     tags: Any = getattr(file, "tag_v2", {}) if file.format == "TIFF" else {}
     values = _deep_colours(path, file) if _is_deep_colour(file) else np.asarray(file)
     if mode.startswith("I;16") or (file.format == "PPM" and mode == "I"):
-        # In the machine's order of bytes; a PPM has been scaled from the maximum in its header.
+        # In native byte order; Pillow has scaled a PPM by the maximum in its header.
         values = values.astype(np.uint16)
     if deep and tags.get(258) == (32,) and tags.get(339, (1,)) == (1,):
-        values = values.view(np.uint32)  # Pillow reads them as signed
+        values = values.view(np.uint32)  # Pillow reads it as signed
     inverted = deep and values.ndim == 2 and tags.get(262) == 0
-    picture = Picture(path.name, mode, values, deep, None, inverted)
+    picture = StoredPicture(path.name, mode, values, deep, None, inverted)
     return replace(picture, declared=_declared(path, file, tags, picture.colours())) if deep else picture
 
 
 def _deep_colours(path: Path, file: Any) -> NDArray[np.uint16]:
-    """All 16 bits of a picture of several channels, of which Pillow gives one byte at a time."""
+    """Read all 16 bits of a picture with several channels; Pillow gives one byte at a time."""
     from PIL import Image as Pillow
 
     if file.format == "TIFF" and file.tag_v2.get(284) == 2:
@@ -242,7 +242,7 @@ def _deep_colours(path: Path, file: Any) -> NDArray[np.uint16]:
     upper = np.asarray(file).astype(np.uint16)
     with Pillow.open(path) as again:
         raw = _raw_mode(again.tile[0])
-        # The other order of bytes makes the lower one count. Grey with alpha has no other: its four bytes pass as RGBA.
+        # Swapping the byte order yields the lower byte. Grey with alpha has no swapped mode: read its 4 bytes as RGBA.
         low = "RGBA" if raw == "LA;16B" else raw[:-1] + _OTHER[raw[-1]]
         again.tile = [
             tile._replace(args=(low, *tile.args[1:]) if isinstance(tile.args, tuple) else low) for tile in again.tile
@@ -257,7 +257,7 @@ _OTHER = {"B": "L", "L": "B", "N": "B" if sys.byteorder == "little" else "L"}
 
 
 def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range | None:
-    """The range that a file of more than 8 bits says it has."""
+    """Return the declared range of a file of more than 8 bits."""
     if file.format == "PPM":
         return 0, FULL
     if file.format == "PNG":
@@ -267,7 +267,7 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
         return 0, 2**12 - 1
     for low, high in ((340, 341), (280, 281)):
         least, most = (float(np.max(tags.get(tag, 0))) for tag in (low, high))
-        # Some programs write the extremes of the picture there, by which no two pictures would be scaled alike.
+        # Some programs write the extremes of the picture here, which would scale every picture differently.
         depth = most == 1 or (most >= 255 and (most + 1).is_integer() and int(most + 1).bit_count() == 1)
         if depth and least == 0 and values.min() >= 0 and values.max() <= most:
             return 0, most
@@ -275,10 +275,10 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
 
 
 def _by_significant_bits(path: Path, values: NDArray[Any]) -> Range | None:
-    """The range by a PNG's sBIT chunk.
+    """Return the range from a PNG's sBIT chunk.
 
-    The standard has values of fewer bits spread over all 16. Some programs write the chunk and leave them as they are:
-    then they fit into the bits, and the lowest bits of 16, which would be empty in dark images, are used.
+    The standard scales values of fewer bits to 16. Some programs write the chunk without scaling: then the values fit
+    into the declared bits and use the lowest bits, which scaled dark images leave empty.
     """
     bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
     if not 8 <= bits <= 16:
@@ -288,26 +288,26 @@ def _by_significant_bits(path: Path, values: NDArray[Any]) -> Range | None:
 
 
 def _significant_bits(path: Path) -> bytes:
-    """The content of a PNG's sBIT chunk; empty if it has none."""
+    """Return the content of a PNG's sBIT chunk; empty if there is none."""
     with path.open("rb") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8:
             length, kind = struct.unpack(">I4s", head)
             if kind == b"sBIT":
                 return file.read(min(length, 4))
-            if kind in (b"PLTE", b"IDAT"):  # it would stand before these
+            if kind in (b"PLTE", b"IDAT"):  # sBIT comes before these
                 break
             file.seek(length + 4, 1)
     return b""
 
 
 def _unclear(dtype: np.dtype[Any], low: Any, high: Any) -> tuple[str, str]:
-    """Why the range of a picture is not known, and what to do."""
-    way_out = "say which values are black and white with --range LOW HIGH"
+    """Return why the range of a picture is unknown, and the way out."""
+    way_out = "give the values of black and white with --range LOW HIGH"
     if dtype == np.uint16:
         bits = 12 if high < 2**12 else 14
         reason = f"its largest value is {high} of {FULL}: a dark picture of 16 bits, or one of {bits}"
-        return reason, f"say --range 0 {2**bits - 1} or --range 0 {FULL}"
+        return reason, f"give --range 0 {2**bits - 1} or --range 0 {FULL}"
     if dtype.kind == "f":
         return f"holds floats from {low:g} to {high:g}, which is not within 0 to 1", way_out
     return f"holds integers from {low} to {high}", way_out

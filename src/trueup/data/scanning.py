@@ -1,8 +1,8 @@
-"""The scanner of folders that all commands use: it lists files, and names what it leaves out.
+"""The folder scanner of all commands: it lists files, and names the entries that it skips.
 
-Hidden files and what operating systems leave behind are passed over in silence. Links are followed, to files and to
-folders. Left out and named are links that lead nowhere, in a circle or back into what is scanned already, named pipes,
-sockets, devices, and folders that cannot be read. None of them stops a scan, and none is opened.
+Hidden files and files of operating systems are ignored silently. Links to files and folders are followed. Skipped and
+named are broken and circular links, links back into a scanned folder, named pipes, sockets, devices, and folders that
+cannot be read. None of them stops a scan, and none is opened.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pathlib import Path
 log = logging.getLogger("trueup")
 
 JUNK = ("__MACOSX", ".DS_Store")
-SHOWN = 5  # names in one line
+SHOWN = 5  # names per line
 KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 UNREADABLE = "cannot be read"
-BACK = "a link back into what is scanned already"
-TWICE = "scanned already, by way of a link"
+BACK = "a link back into a scanned folder"
+TWICE = "already scanned through a link"
 Entry = os.DirEntry[str]
 
 _told: set[str] = set()
 
 
-class Scan:
+class FolderScan:
     """A scan below a folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.skipped: dict[str, str] = {}
-        """The entries that were left out, by their paths below the root, and why."""
+        """The reason for each skipped entry, by its path below the root."""
         self._scanned = [Path(os.path.realpath(root))]
 
-    def inside(self, folder: Path) -> tuple[list[Entry], list[Entry]]:
+    def list_folder(self, folder: Path) -> tuple[list[Entry], list[Entry]]:
         """Return the folders and the regular files in a folder, each sorted by name."""
         folders: list[Entry] = []
         files: list[Entry] = []
@@ -50,11 +50,11 @@ class Scan:
         return folders, files
 
     def walk(self, folder: Path | None = None, leave: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
-        """Yield all files below a folder in the order of their names; `leave` says which folders to leave alone."""
+        """Yield all files below a folder, sorted by name; `leave` is True for folders to ignore."""
         yield from self._walk(folder or self.root, leave, (self._scanned[0],))
 
     def _walk(self, folder: Path, leave: Callable[[Path], bool], above: tuple[Path, ...]) -> Iterator[Path]:
-        """The files below a folder; `above` are the root, and where the links lead by which the folder was reached."""
+        """Yield the files below a folder; `above`: the root, and the targets of the links that led to the folder."""
         for entry, is_folder in self._entries(folder):
             path = Path(entry.path)
             if not is_folder:
@@ -64,7 +64,7 @@ class Scan:
                 yield from self._walk(path, leave, (*above, *linked))
 
     def _entries(self, folder: Path) -> list[tuple[Entry, bool]]:
-        """List the usable entries of a folder, sorted by name, and say which are folders."""
+        """List the usable entries of a folder, sorted by name, each with True if it is a folder."""
         try:
             with os.scandir(folder) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
@@ -88,14 +88,14 @@ class Scan:
         return usable
 
     def _enters(self, entry: Entry, above: tuple[Path, ...]) -> bool:
-        """Return True if a folder is to be scanned; each is scanned once, however many links lead to it."""
+        """Return True if a folder is to be scanned; each is scanned once, even if several links lead to it."""
         target = Path(os.path.realpath(entry.path))
         if not entry.is_symlink():
-            if target in self._scanned:  # a link led here before one led to a folder above
+            if target in self._scanned:  # reached before through a link
                 self._skip(entry, TWICE)
                 return False
             return True
-        # A link to a folder above what is being scanned would never end; one above what has been scanned has more.
+        # A link to a folder above the current one would never end. A link above a finished one still has new files.
         if any(target.is_relative_to(known) for known in self._scanned) or any(
             known.is_relative_to(target) for known in above
         ):
@@ -109,32 +109,36 @@ class Scan:
 
 
 def log_skipped(name: str, skipped: Mapping[str, str]) -> None:
-    """Log in one line what a scan left out, once; processes that this one has started keep quiet."""
+    """Log the skipped entries in one line, once; worker processes log nothing."""
     if skipped and multiprocessing.parent_process() is None:
-        line = f"{name}: left out {describe(skipped)}"
-        if line not in _told:
-            _told.add(line)
-            log.warning("%s", line)
+        log_once(f"{name}: left out {describe_skipped(skipped)}")
 
 
-def left_out(root: Path) -> dict[str, str]:
-    """Return what a scan of all that is below a folder leaves out, and why."""
-    scan = Scan(root)
+def log_once(line: str) -> None:
+    """Log a warning, unless this process has logged it before."""
+    if line not in _told:
+        _told.add(line)
+        log.warning("%s", line)
+
+
+def find_skipped(root: Path) -> dict[str, str]:
+    """Scan a folder and return the skipped entries with the reasons."""
+    scan = FolderScan(root)
     for _ in scan.walk():
         pass
     return scan.skipped
 
 
-def describe(skipped: Mapping[str, str]) -> str:
-    """The first of what was left out with the reasons, and how many more there are."""
+def describe_skipped(skipped: Mapping[str, str]) -> str:
+    """Return the first skipped entries with the reasons, and the number of the others."""
     names = [f"{name} ({why})" for name, why in skipped.items()]
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _why(error: OSError) -> str:
-    """Why the file behind a name cannot be looked at."""
+    """Return why an entry cannot be used."""
     if error.errno == errno.ELOOP:
-        return "a link that leads in a circle"
+        return "a circular link"
     if error.errno == errno.ENOENT:
-        return "a link that leads nowhere"
+        return "a broken link"
     return f"{UNREADABLE}: {error.strerror}"

@@ -1,7 +1,7 @@
-"""Images with masks: cases, which are volumes or photographs, cut into slices that networks see, and put back again.
+"""Cases with masks, volumes or photographs, cut into slices for networks; predictions are pasted back.
 
-A network sees a square of pixels. Which part of a slice that is, a box says; it may reach beyond the image, where there
-is nothing. Predictions go back the same way, so that they lie on the image as it is on disk.
+A network sees a square box of a slice. The box may extend beyond the image; the outside is zero. Predictions are pasted
+back onto the image as it is on disk.
 """
 
 from __future__ import annotations
@@ -23,74 +23,74 @@ from trueup.data.pictures import Resize
 
 Mask = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
-CACHE = 2**29  # bytes of volumes that a domain keeps
+CACHE = 2**29  # bytes of volumes that a domain keeps in memory
 
 
 @dataclass(frozen=True)
 class Volume:
-    """A case as it lies on disk, slices first; a photograph has one slice."""
+    """A case as stored on disk, slices first; a photograph has one slice."""
 
     image: NDArray[np.uint8]
-    """(Z, H, W, 1) grey or (Z, H, W, 3) colour; grey values of a scanner are brought to 0..255 by the reader."""
+    """(Z, H, W, 1) grey or (Z, H, W, 3) colour; readers scale a scanner's grey values to 0..255."""
     mask: Mask | None
-    """(Z, H, W): the class of each pixel, or None where nobody has drawn one."""
+    """(Z, H, W): the class of each pixel, or None without a mask."""
     spacing: tuple[float, float, float]
-    """Millimetres between slices, rows and columns; ones where that is unknown."""
+    """Millimetres between slices, rows and columns; ones if unknown."""
     box: Box
-    """Top, left, height and width of what networks see of a slice, in pixels."""
+    """Top, left, height and width of the part of a slice that networks see, in pixels."""
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Return the size in memory."""
         return self.image.nbytes + (0 if self.mask is None else self.mask.nbytes)
 
-    def show(self, z: int, size: int | None = None) -> Image:
-        """What a network sees of slice z: (size, size, 3), or the box as it is."""
-        image = cut(self.image[z], self.box)
+    def network_view(self, z: int, size: int | None = None) -> Image:
+        """Return the network's view of slice z, (size, size, 3); without a size, the box unscaled."""
+        image = crop_padded(self.image[z], self.box)
         return np.repeat(_resize(image, size, smooth=True), 4 - image.shape[2], axis=2)[:, :, :3]
 
-    def answer(self, z: int, size: int | None = None) -> Mask:
-        """What a network should say to slice z: (size, size) class numbers, never in between two."""
+    def network_target(self, z: int, size: int | None = None) -> Mask:
+        """Return the true classes of slice z in the network's view, (size, size), resized without interpolation."""
         if self.mask is None:
             raise ValueError("this case has no mask")
-        return _resize(cut(self.mask[z][..., None], self.box), size, smooth=False)[..., 0]
+        return _resize(crop_padded(self.mask[z][..., None], self.box), size, smooth=False)[..., 0]
 
-    def put_back(self, scores: NDArray[np.float32], outside: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Scores (C, size, size) of what a network saw, on the whole slice (C, H, W); `outside` (C,) beyond the box."""
-        return paste(scores, self.image.shape[1:3], self.box, outside)
+    def paste_back(self, scores: NDArray[np.float32], outside: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Paste scores (C, size, size) of the network's view onto a slice (C, H, W); `outside` (C,) beyond the box."""
+        return paste_scores(scores, self.image.shape[1:3], self.box, outside)
 
 
 @dataclass(frozen=True)
-class Case:
-    """A case that is read when it is needed."""
+class LabelledCase:
+    """A case with a mask, read on demand."""
 
     name: str
     slices: int
     read: Callable[[], Volume]
-    """A BrokenImageError if it cannot be read."""
+    """Raises a BrokenImageError if it cannot be read."""
     patient: str = ""
-    """Cases of one patient are never divided between training and validation; empty: a patient of its own."""
+    """Cases of one patient are never split between training and validation; empty: its own patient."""
     files: tuple[Path, ...] = ()
-    """What it is read from, if it is read from files."""
+    """The files it is read from, if any."""
 
 
 class SliceDomain:
-    """A domain whose images are the slices of cases, in the order of the cases."""
+    """A domain of slices, case after case."""
 
-    def __init__(self, name: str, cases: Sequence[Case]) -> None:
+    def __init__(self, name: str, cases: Sequence[LabelledCase]) -> None:
         self.name, self.cases = name, list(cases)
         self.case = np.repeat(np.arange(len(self.cases)), [case.slices for case in self.cases])
         """The number of the case of each slice."""
         self.starts = np.cumsum([0, *(case.slices for case in self.cases)])
         patients = {name: i for i, name in enumerate(dict.fromkeys(c.patient or c.name for c in self.cases))}
         self.labels: Labels = np.array([patients[c.patient or c.name] for c in self.cases], dtype=np.int64)[self.case]
-        """The number of the patient of each slice: what an order of the stream may go by."""
+        """The number of the patient of each slice, for stream orders."""
         self._kept: OrderedDict[int, Volume] = OrderedDict()
         self._lock, self._reading = threading.Lock(), [threading.Lock() for _ in self.cases]
 
     def volume(self, number: int) -> Volume:
-        """A case by its number, read now or kept from before."""
-        with self._reading[number]:  # slices that are asked for at once are often of one case: it is read once
+        """Return a case by its number, from the cache if possible."""
+        with self._reading[number]:  # threads often ask for slices of one case: read it once
             return self._volume(number)
 
     def _volume(self, number: int) -> Volume:
@@ -109,62 +109,62 @@ class SliceDomain:
         return volume
 
     def place(self, i: int) -> tuple[int, int]:
-        """The case of slice i, and which of its slices it is."""
+        """Return the number of the case of slice i, and the slice within it."""
         number = int(self.case[i])
         return number, int(i - self.starts[number])
 
     def image(self, i: int, size: int | None = None) -> Image:
-        """What a network sees of slice i."""
+        """Return the network's view of slice i."""
         number, z = self.place(i)
-        return self.volume(number).show(z, size)
+        return self.volume(number).network_view(z, size)
 
     def mask(self, i: int, size: int | None = None) -> Mask:
-        """What a network should say to slice i."""
+        """Return the true classes of slice i in the network's view."""
         number, z = self.place(i)
-        return self.volume(number).answer(z, size)
+        return self.volume(number).network_target(z, size)
 
-    def label_of(self, i: int) -> str:
-        """The case, and the slice if there are several."""
+    def image_name(self, i: int) -> str:
+        """Return the case's name, with the slice if there are several."""
         number, z = self.place(i)
         case = self.cases[number]
         return case.name if case.slices == 1 else f"{case.name}[{z}]"
 
 
-def whole(height: int, width: int) -> Box:
-    """The box that is all of a slice."""
+def full_box(height: int, width: int) -> Box:
+    """Return the box of a whole slice."""
     return 0, 0, height, width
 
 
-def field_of_view(height: int, width: int, spacing: tuple[float, float, float], millimetres: float) -> Box:
-    """A square of so many millimetres in the middle of a slice."""
+def field_of_view_box(height: int, width: int, spacing: tuple[float, float, float], millimetres: float) -> Box:
+    """Return the box of a square of this many millimetres in the middle of a slice."""
     tall, wide = round(millimetres / spacing[1]), round(millimetres / spacing[2])
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-def square(height: int, width: int, spacing: tuple[float, float, float]) -> Box:
-    """The square in the middle that holds all of a slice."""
-    return field_of_view(height, width, spacing, max(height * spacing[1], width * spacing[2]))
+def square_box(height: int, width: int, spacing: tuple[float, float, float]) -> Box:
+    """Return the box of the smallest centred square that contains a slice."""
+    return field_of_view_box(height, width, spacing, max(height * spacing[1], width * spacing[2]))
 
 
-def seen_box(height: int, width: int, spacing: tuple[float, float, float], resize: Resize | None) -> Box:
-    """The box that a network sees of a slice: padded to a square if `resize` is None."""
+def network_box(height: int, width: int, spacing: tuple[float, float, float], resize: Resize | None) -> Box:
+    """Return the box that a network sees of a slice: padded to a square if `resize` is None."""
     if resize == "squash":
-        return whole(height, width)
+        return full_box(height, width)
     if resize == "crop":
-        return field_of_view(height, width, spacing, min(height * spacing[1], width * spacing[2]))
-    return square(height, width, spacing)
+        return field_of_view_box(height, width, spacing, min(height * spacing[1], width * spacing[2]))
+    return square_box(height, width, spacing)
 
 
-def window(values: NDArray[Any], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:
-    """Grey values of a scanner as 0..255: clipped at two percentiles of the volume, linear in between."""
+def window_to_uint8(values: NDArray[Any], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:
+    """Scale a scanner's grey values to 0..255: linear between two percentiles of the volume, clipped outside."""
     grey: NDArray[np.float32] = np.asarray(values, dtype=np.float32)
     bottom, top = (float(v) for v in np.percentile(grey, [low, high]))
     scaled = (grey - bottom) / max(top - bottom, 1e-12)
     return np.asarray(np.clip(255 * scaled + 0.5, 0, 255).astype(np.uint8))
 
 
-def cut(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-    """The part of (H, W, C) in a box; zero where the box reaches beyond the image."""
+def crop_padded(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
+    """Crop (H, W, C) to a box; zero beyond the image."""
     top, left, tall, wide = box
     part = pixels[max(0, top) : max(0, top + tall), max(0, left) : max(0, left + wide)]
     above, before = min(tall, max(0, -top)), min(wide, max(0, -left))
@@ -174,10 +174,10 @@ def cut(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
     return np.pad(part, ((above, below), (before, after), (0, 0)))
 
 
-def paste(
+def paste_scores(
     scores: NDArray[np.float32], shape: tuple[int, int], box: Box, outside: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """The reverse of cutting and resizing: (C, size, size) on (C, H, W), `outside` (C,) beyond the box."""
+    """Undo crop and resize: paste (C, size, size) onto (C, H, W), with `outside` (C,) beyond the box."""
     from PIL import Image as Pillow
 
     top, left, tall, wide = box
@@ -194,21 +194,21 @@ def paste(
     return canvas
 
 
-def classes_on(volume: Volume, logits: Tensor) -> Mask:
-    """The class of each pixel of a slice (H, W), by a network's answer (C, size, size) to what it saw of it."""
+def class_mask(volume: Volume, logits: Tensor) -> Mask:
+    """Return the class of each pixel of a slice (H, W) from logits (C, size, size) of the network's view."""
     scores = F.softmax(logits.float(), dim=0).numpy()
-    outside = np.eye(len(scores), dtype=np.float32)[0]  # beyond what the network saw there is nothing
-    return np.asarray(volume.put_back(scores, outside).argmax(axis=0), dtype=np.uint8)
+    outside = np.eye(len(scores), dtype=np.float32)[0]  # background beyond the network's view
+    return np.asarray(volume.paste_back(scores, outside).argmax(axis=0), dtype=np.uint8)
 
 
-def labels_on(volume: Volume, logits: Tensor) -> NDArray[np.bool_]:
-    """Where on a slice each label is (L, H, W), by the answer (L, size, size) of a network with one sigmoid each."""
+def label_masks(volume: Volume, logits: Tensor) -> NDArray[np.bool_]:
+    """Return the mask of each label on a slice (L, H, W) from logits (L, size, size) with one sigmoid each."""
     scores = logits.float().sigmoid().numpy()
-    return volume.put_back(scores, np.zeros(len(scores), dtype=np.float32)) > 0.5
+    return volume.paste_back(scores, np.zeros(len(scores), dtype=np.float32)) > 0.5
 
 
 def _resize(pixels: NDArray[np.uint8], size: int | None, *, smooth: bool) -> NDArray[np.uint8]:
-    """(H, W, 1 or 3) as (size, size, ...); class numbers are taken, not mixed."""
+    """Resize (H, W, 1 or 3) to (size, size, ...); class numbers are not interpolated."""
     if size is None or pixels.shape[:2] == (size, size):
         return pixels
     from PIL import Image as Pillow

@@ -1,7 +1,7 @@
-"""The order in which test images arrive: pure functions from labels, domains and a seed to an order of indices.
+"""Stream orders: pure functions from labels, domains and a seed to an order of indices.
 
-Each domain has a random stream of its own, keyed by the seed and the domain's number, so what one domain draws does not
-depend on the others. numpy's global random state is neither read nor written.
+Each domain has its own random stream, keyed by the seed and the domain's number, so its draws do not depend on other
+domains. numpy's global random state is neither read nor written.
 """
 
 import difflib
@@ -16,12 +16,12 @@ Order = NDArray[np.int64]
 
 
 def iid(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
-    """One shuffle of one domain; several domains are refused, since there are two ways to lay them out."""
+    """Shuffle one domain; several domains are refused, because there are two ways to order them."""
     numbers = np.unique(_integers("domains", domains))
     if len(numbers) > 1:
         raise ValueError(
-            f"iid takes one domain, and here are {len(numbers)} ({_listed(numbers)}): "
-            "use 'continual' for one after the other or 'mixed' for all together"
+            f"iid takes one domain, got {len(numbers)} ({_listed(numbers)}): "
+            "use 'continual' for one after another or 'mixed' for all together"
         )
     return continual(labels, domains, seed)
 
@@ -29,23 +29,23 @@ def iid(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 def dirichlet(
     labels: ArrayLike, domains: ArrayLike, seed: int, *, concentration: float = 0.1, slots: int | None = None
 ) -> Order:
-    """Labels correlated in time: a Dirichlet draw spreads each class over slots; a slot has one run per class in it.
+    """Correlate labels in time: a Dirichlet draw spreads each class over slots; a slot holds one run per class.
 
     The lower the concentration, the longer the runs. By default a domain has as many slots as classes, but at most 100.
     """
     if not (_is_number(concentration) and 1e-6 <= concentration <= 1e6):
         raise ValueError(f"concentration={concentration!r} must lie between 1e-6 (long runs) and 1e6 (short runs)")
     if slots is not None:
-        _whole("slots", slots, 1, "use None for as many as classes")
+        _whole("slots", slots, 1, "use None for one per class")
 
     def draw(y: Order, rng: np.random.Generator) -> Order:
-        # Differs: RoTTA counts the classes of all domains and keeps the images of a class in the order of the files;
-        # NOTE also evens out the sizes of the slots and draws anew until each has ten images.
+        # Differs: RoTTA counts the classes of all domains and keeps the images of a class in file order;
+        # NOTE also balances the sizes of the slots and redraws until each has ten images.
         shuffled = rng.permutation(len(y))
         classes, which = np.unique(y[shuffled], return_inverse=True)
         count = min(len(classes), 100) if slots is None else slots
         share = rng.dirichlet(np.full(count, float(concentration)), size=len(classes))
-        turn = rng.random((count, len(classes)))  # in which order the classes of a slot come
+        turn = rng.random((count, len(classes)))  # the order of the classes in a slot
         slot = np.empty(len(y), dtype=np.int64)
         for k in range(len(classes)):
             members = np.flatnonzero(which == k)
@@ -57,7 +57,7 @@ def dirichlet(
 
 
 def class_sorted(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
-    """One class after the other within each domain; the seed shuffles the classes and the images of each."""
+    """Order each domain class after class; the seed shuffles the classes and the images of each."""
 
     def draw(y: Order, rng: np.random.Generator) -> Order:
         shuffled = rng.permutation(len(y))
@@ -68,7 +68,7 @@ def class_sorted(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 
 
 def cases(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
-    """For volumes: patient after patient in random order, the slices of each as they lie."""
+    """Order volumes patient after patient, at random; the slices of each keep their order."""
 
     def draw(y: Order, rng: np.random.Generator) -> Order:
         patients, which = np.unique(y, return_inverse=True)
@@ -78,12 +78,12 @@ def cases(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 
 
 def continual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
-    """Domain after domain in the order of their numbers, shuffled within each."""
+    """Order domain after domain by number, shuffled within each."""
     return _within_domains(labels, domains, seed, _shuffle)
 
 
 def gradual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
-    """Domains are levels of severity, 0, 1, ..., top, ..., 1, 0: half of each on the way up, half on the way down."""
+    """Take domains as severities 0, 1, ..., top, ..., 1, 0: half of each on the way up, half on the way down."""
     _, where = _checked(labels, domains, seed)
     *lower, top = [ids[_shuffle(ids, _generator(seed, d))] for d, ids in where.items()]
     halves = [np.split(ids, [(len(ids) + 1) // 2]) for ids in lower]
@@ -91,16 +91,16 @@ def gradual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 
 
 def mixed(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
-    """All domains shuffled together."""
+    """Shuffle all domains together."""
     y, _ = _checked(labels, domains, seed)
     return _shuffle(y, _generator(seed))
 
 
 def label_shift(labels: ArrayLike, domains: ArrayLike, seed: int, *, imbalance: float = 10.0) -> Order:
-    """A long-tailed share of each domain, shuffled: the first class keeps `imbalance` times as many as the last.
+    """Shuffle a long-tailed subset of each domain: the first class keeps `imbalance` times as many as the last.
 
-    Sizes fall geometrically from class to class and are as large as the images allow, at least one. The seed says which
-    classes are frequent: the same in every domain.
+    Sizes fall geometrically from class to class and are as large as the images allow, at least one. The seed chooses
+    the frequent classes: the same in every domain.
     """
     if not (_is_number(imbalance) and 1 <= imbalance <= 1e6):
         raise ValueError(f"imbalance={imbalance!r} must lie between 1 (balanced) and 1e6; 10 is a long tail")
@@ -108,20 +108,20 @@ def label_shift(labels: ArrayLike, domains: ArrayLike, seed: int, *, imbalance: 
     def draw(y: Order, rng: np.random.Generator) -> Order:
         shuffled = rng.permutation(len(y))
         classes, which, available = np.unique(y[shuffled], return_inverse=True, return_counts=True)
-        # A key for each class that depends on nothing but seed and class makes the ranks agree between domains.
+        # A key per class that depends only on seed and class makes the ranks agree between domains.
         rank = np.argsort(np.argsort([_generator(seed, 0, int(c)).random() for c in classes]))
         weight = float(imbalance) ** (-rank / max(len(classes) - 1, 1))
         target = np.maximum(np.rint(np.min(available / weight) * weight), 1)
         kept = [np.flatnonzero(which == k)[: int(target[k])] for k in range(len(classes))]
-        # Shuffled anew: in the order above, the few images of a rare class would all come early.
+        # Shuffle again: in the order above, the few images of a rare class would all come early.
         return rng.permutation(shuffled[np.concatenate(kept)])
 
     return _within_domains(labels, domains, seed, draw)
 
 
 def few_classes(labels: ArrayLike, domains: ArrayLike, seed: int, *, classes: int = 3) -> Order:
-    """Only the images of a few classes, shuffled; the seed says which: the same in every domain that has them."""
-    _whole("classes", classes, 1, "3 of them are few")
+    """Shuffle the images of a few classes only; the seed chooses them: the same in every domain that has them."""
+    _whole("classes", classes, 1, "the default is 3")
 
     def draw(y: Order, rng: np.random.Generator) -> Order:
         there = np.unique(y)
@@ -142,12 +142,12 @@ STREAMS: dict[str, Callable[..., Order]] = {
     "label-shift": label_shift,
     "few-classes": few_classes,
 }
-CHOOSY = ("label-shift", "few-classes")
-"""Streams that leave images out; what is left is shuffled within each domain."""
+SUBSAMPLING = ("label-shift", "few-classes")
+"""Streams that leave images out; the rest is shuffled within each domain."""
 
 
 def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options: Any) -> Order:
-    """The order of a stream by its name."""
+    """Return the order of a stream by its name."""
     if name not in STREAMS:
         raise ValueError(f"no stream is called {name!r}{_near(name, STREAMS)} There are: {', '.join(STREAMS)}")
     parameters = inspect.signature(STREAMS[name]).parameters.values()
@@ -160,15 +160,15 @@ def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options
 
 
 def balanced_batches(order: Order, size: int) -> list[Order]:
-    """Consecutive batches of at most this size, all nearly alike: no single slice is left for a batch of its own."""
+    """Return consecutive batches of nearly equal size, at most `size`: no batch of one leftover slice."""
     _whole("size", size, 1, "a batch has at least one image")
     return np.array_split(order, -(-len(order) // size))
 
 
 def batches(order: Order, size: int) -> Iterator[Order]:
-    """Consecutive batches; the last may be smaller, and nothing is dropped."""
+    """Yield consecutive batches; the last may be smaller, and nothing is dropped."""
     _whole("size", size, 1, "a batch has at least one image")
-    # Not a generator function: those would raise only when the first batch is asked for.
+    # Not a generator function: that would raise only at the first batch.
     return (order[start : start + size] for start in range(0, len(order), size))
 
 
@@ -184,16 +184,16 @@ def _shuffle(y: Order, rng: np.random.Generator) -> Order:
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:
-    # As a spawn key, not as [seed, domain]: those lists are flattened to words of 32 bits, where long seeds collide.
+    # A spawn key, not [seed, domain]: such lists are flattened to 32-bit words, where long seeds collide.
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
 
 
 def _checked(labels: ArrayLike, domains: ArrayLike, seed: int) -> tuple[Order, dict[int, Order]]:
-    """The labels, and for each domain in the order of its number the indices of its images."""
+    """Return the labels, and for each domain, ordered by number, the indices of its images."""
     y, d = _integers("labels", labels), _integers("domains", domains)
     if len(y) != len(d):
         raise ValueError(f"there are {len(y)} labels and {len(d)} domains: give one of each for every image")
-    _whole("seed", seed, 0, "any whole number from 0 will do")
+    _whole("seed", seed, 0, "any whole number from 0")
     by_domain = np.argsort(d, kind="stable")
     numbers, starts = np.unique(d[by_domain], return_index=True)
     return y, dict(zip(numbers.tolist(), np.split(by_domain, starts[1:]), strict=True))
@@ -206,9 +206,9 @@ def _integers(name: str, values: ArrayLike) -> Order:
             f"{name} has shape {array.shape}: give a 1-d array with one number for each image, at least one"
         )
     if array.dtype.kind not in "iu":
-        raise ValueError(f"{name} has dtype {array.dtype}: give whole numbers, as of .astype(np.int64)")
+        raise ValueError(f"{name} has dtype {array.dtype}: give whole numbers, for example with .astype(np.int64)")
     if array.min() < 0:
-        raise ValueError(f"{name} contains {array.min()}: number them from 0 and leave out images that have none")
+        raise ValueError(f"{name} contains {array.min()}: number them from 0 and leave out images without one")
     return array.astype(np.int64)
 
 

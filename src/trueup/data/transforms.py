@@ -1,4 +1,4 @@
-"""What training does to an image before the network sees it; each draw comes from the random stream that is given."""
+"""Training augmentations; all random draws come from the given generator."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trueup.data.domains import Image
 Random = np.random.Generator
 
 
-def none(image: Image, size: int, rng: Random) -> Image:
-    """The image, resized."""
+def resize_only(image: Image, size: int, rng: Random) -> Image:
+    """Resize an image."""
     return image if image.shape[:2] == (size, size) else np.asarray(_pillow(image).resize((size, size), 2))
 
 
-def shift(image: Image, size: int, rng: Random) -> Image:
-    """Four pixels of padding, a random crop, and a mirror image every other time: the usual for CIFAR."""
-    padded = np.pad(none(image, size, rng), ((4, 4), (4, 4), (0, 0)))
+def shift_and_flip(image: Image, size: int, rng: Random) -> Image:
+    """Pad by four pixels, crop at random, and flip half of the images: the standard for CIFAR."""
+    padded = np.pad(resize_only(image, size, rng), ((4, 4), (4, 4), (0, 0)))
     top, left = rng.integers(9, size=2)
     crop = padded[top : top + size, left : left + size]
     return np.ascontiguousarray(crop[:, ::-1] if rng.random() < 0.5 else crop)
 
 
 def domainbed(image: Image, size: int, rng: Random) -> Image:
-    """The usual of domain generalisation: crop of 70 to 100 %, mirror, jitter of 0.3, grey one time in ten."""
+    """Augment as DomainBed does: crop of 70 to 100 %, flip, colour jitter of 0.3, grey one time in ten."""
     import torchvision.transforms.functional as F
 
     top, left, height, width = crop_box(image.shape[0], image.shape[1], rng)
@@ -50,25 +50,29 @@ def domainbed(image: Image, size: int, rng: Random) -> Image:
 
 
 def crop_box(height: int, width: int, rng: Random) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random part: 70 to 100 % of the area, sides from 3:4 to 4:3."""
+    """Draw top, left, height and width of a crop: 70 to 100 % of the area, sides from 3:4 to 4:3."""
     for _ in range(10):
         area = height * width * rng.uniform(0.7, 1.0)
         ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
         h, w = round(np.sqrt(area / ratio)), round(np.sqrt(area * ratio))
         if 0 < h <= height and 0 < w <= width:
             return int(rng.integers(height - h + 1)), int(rng.integers(width - w + 1)), h, w
-    # No such part fits a very long image: its middle, with sides as unequal as allowed.
+    # No such crop fits a very long image: take its middle, at the most extreme ratio allowed.
     h, w = min(height, round(width * 4 / 3)), min(width, round(height * 4 / 3))
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-TRANSFORMS: dict[str, Callable[[Image, int, Random], Image]] = {"none": none, "shift": shift, "domainbed": domainbed}
+TRANSFORMS: dict[str, Callable[[Image, int, Random], Image]] = {
+    "none": resize_only,
+    "shift": shift_and_flip,
+    "domainbed": domainbed,
+}
 
 
-def affine(image: Image, mask: NDArray[np.uint8], rng: Random) -> tuple[Image, NDArray[np.uint8]]:
-    """Turn (15°), scale (15 %) and move (5 %) an image with its mask, and change the image's brightness and contrast.
+def augment_with_mask(image: Image, mask: NDArray[np.uint8], rng: Random) -> tuple[Image, NDArray[np.uint8]]:
+    """Rotate (15°), scale (15 %) and shift (5 %) an image with its mask; jitter the image's brightness and contrast.
 
-    No mirror images: a heart has its right side on the left.
+    No flips: the sides of a body differ.
     """
     from PIL import Image as Pillow
 
@@ -76,7 +80,7 @@ def affine(image: Image, mask: NDArray[np.uint8], rng: Random) -> tuple[Image, N
     angle, scale = rng.uniform(-np.pi / 12, np.pi / 12), rng.uniform(0.85, 1.15)
     down, right = rng.uniform(-0.05, 0.05, size=2) * (height, width)
     cos, sin = np.cos(angle) / scale, np.sin(angle) / scale
-    x, y = width / 2, height / 2  # pixels lie between whole numbers
+    x, y = width / 2, height / 2  # pixel centres lie at half-integers
     where = (cos, -sin, x - cos * (x + right) + sin * (y + down), sin, cos, y - sin * (x + right) - cos * (y + down))
     moved = _pillow(image).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.BILINEAR)
     turned = _pillow(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)

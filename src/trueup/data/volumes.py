@@ -1,8 +1,8 @@
-"""Medical volumes on disk: NIfTI, MetaImage and NRRD read the way they are looked at, and masks that lie on them.
+"""Medical volumes on disk (NIfTI, MetaImage, NRRD) in viewing orientation, and masks on their voxels.
 
-Files store x first and say in their header how that lies in the patient. Here slices come first, and axial slices are
-turned as radiologists look at them, so that the format and the converter make no difference. A mask goes back the same
-way, onto the voxels as they are stored.
+Files store x first; their header has the orientation in the patient. Here slices come first, and axial slices are
+oriented as radiologists view them, so format and converter make no difference. A mask is written back in the stored
+orientation.
 """
 
 from __future__ import annotations
@@ -31,60 +31,60 @@ Reals = NDArray[np.float64]
 
 NIFTI = (".nii.gz", ".nii")
 SUFFIXES = (*NIFTI, ".mha", ".mhd", ".nrrd")
-COARSE = 1.5  # an axis that is so many times coarser than both others runs from slice to slice
-ALONG = 0.8  # cosine of the angle up to which an axis counts as one of the patient's
-LPS = np.diag([-1.0, -1.0, 1.0])  # ITK counts towards the left and the back, NIfTI to the right and the front
-MILLIMETRES = {1: 1000.0, 3: 0.001}  # NIfTI's codes of metres and micrometres; all else is millimetres
+COARSE = 1.5  # an axis this many times coarser than both others is the slice axis
+ALONG = 0.8  # cosine of the largest angle between an axis and a patient axis
+LPS = np.diag([-1.0, -1.0, 1.0])  # ITK points to the left and back, NIfTI to the right and front
+MILLIMETRES = {1: 1000.0, 3: 0.001}  # NIfTI codes of metres and micrometres; others are millimetres
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Where the voxels of a file lie: what it takes to show them, and to store a mask on them."""
+    """The voxel grid of a file, for showing its values and storing a mask."""
 
     shape: tuple[int, ...]
-    """As stored, x first, without channels; two or three axes."""
+    """The stored shape, x first, without channels; two or three axes."""
     affine: Reals
     """(4, 4): from stored indices to millimetres towards the patient's right, front and head."""
     axes: tuple[int, int, int]
-    """The stored axes that slices, rows and columns run along."""
+    """The stored axes of slices, rows and columns."""
     flips: tuple[bool, bool]
-    """Whether rows and columns run against the stored order."""
+    """True for rows or columns that run against the stored order."""
     header: Any = None
     """The header of a NIfTI file."""
 
     @property
     def spacing(self) -> tuple[float, float, float]:
-        """Millimetres between slices, rows and columns."""
+        """Return millimetres between slices, rows and columns."""
         size = np.linalg.norm(self.affine[:3, :3], axis=0)
         return float(size[self.axes[0]]), float(size[self.axes[1]]), float(size[self.axes[2]])
 
     @property
-    def full(self) -> tuple[int, ...]:
-        """The stored shape with three axes."""
+    def shape_3d(self) -> tuple[int, ...]:
+        """Return the stored shape with three axes."""
         return (*self.shape, 1)[:3]
 
     @property
-    def shown(self) -> tuple[int, int, int]:
-        """The number of slices, rows and columns."""
-        return self.full[self.axes[0]], self.full[self.axes[1]], self.full[self.axes[2]]
+    def shown_shape(self) -> tuple[int, int, int]:
+        """Return the numbers of slices, rows and columns."""
+        return self.shape_3d[self.axes[0]], self.shape_3d[self.axes[1]], self.shape_3d[self.axes[2]]
 
     @property
-    def runs(self) -> tuple[tuple[int, bool], ...]:
-        """Which of the patient's axes each stored one runs along, and whether forwards."""
+    def orientation(self) -> tuple[tuple[int, bool], ...]:
+        """Return for each stored axis the patient axis it follows, and True if forwards."""
         return tuple((int(np.abs(d).argmax()), bool(d[np.abs(d).argmax()] > 0)) for d in self.affine[:3, :3].T)
 
     @property
-    def said(self) -> bool:
-        """Whether the file says how it lies; one that lost its header has no origin, and its format's directions."""
+    def has_orientation(self) -> bool:
+        """Return True if the file states its orientation; without a header it has no origin and default directions."""
         turn = self.affine[:3, :3] / np.linalg.norm(self.affine[:3, :3], axis=0)
         return bool(self.affine[:3, 3].any()) or not any(np.array_equal(turn, start) for start in (LPS, np.eye(3)))
 
     def show(self, stored: Values) -> Values:
-        """Values as stored, x first, as (Z, H, W)."""
-        return np.ascontiguousarray(self._flipped(stored.reshape(self.full).transpose(self.axes)))
+        """Return stored values, x first, as (Z, H, W)."""
+        return np.ascontiguousarray(self._flipped(stored.reshape(self.shape_3d).transpose(self.axes)))
 
     def store(self, shown: Values) -> Values:
-        """The reverse of showing."""
+        """Undo `show`."""
         back = np.argsort(self.axes)
         return np.asarray(self._flipped(shown).transpose(back).reshape(self.shape))
 
@@ -94,45 +94,46 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """A volume as it is looked at."""
+    """A volume in viewing orientation."""
 
     values: Values
-    """(Z, H, W): the numbers that the file stands for, its scaling applied."""
+    """(Z, H, W), with the file's scaling applied."""
     spacing: tuple[float, float, float]
     """Millimetres between slices, rows and columns."""
     grid: Grid
 
 
 def read_volume(path: Path, channel: int = 0) -> Scan:
-    """Read a volume; `channel` is which of several images over the same voxels, if there are several."""
+    """Read a volume; `channel` selects one of several images over the same voxels."""
     grid, values = _read(path, channel)
     return Scan(grid.show(values), grid.spacing, grid)
 
 
 def count_channels(path: Path) -> int:
-    """How many images a file holds over the same voxels; reads the header alone."""
+    """Return the number of images over the same voxels; reads the header only."""
     return _open(path).channels
 
 
 def count_slices(path: Path) -> int:
-    """How many slices `read_volume` would give; reads the header alone."""
-    return _open(path).grid.shown[0]
+    """Return the number of slices; reads the header only."""
+    return _open(path).grid.shown_shape[0]
 
 
 def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
-    """Write a mask (Z, H, W) onto the voxels of a volume, whole or not at all; the path's ending says the format."""
+    """Write a mask (Z, H, W) on a volume's voxels, atomically; the path's suffix gives the format."""
     grid = where.grid if isinstance(where, Scan) else where
-    ending = suffix(path)
+    ending = volume_suffix(path)
     if mask.dtype != np.uint8:
         raise ValueError(f"a mask is written as uint8, not {mask.dtype}: use mask.astype(np.uint8)")
-    if mask.shape != grid.shown:
-        raise ValueError(f"the mask has {times(mask.shape)} voxels, the volume has {times(grid.shown)}")
+    if mask.shape != grid.shown_shape:
+        have, need = format_shape(mask.shape), format_shape(grid.shown_shape)
+        raise ValueError(f"the mask has {have} voxels, the volume has {need}")
     stored = grid.store(mask)
     write_atomic(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
 
 
-def suffix(path: Path) -> str:
-    """The ending of a volume's name; a ValueError if it is none of a volume."""
+def volume_suffix(path: Path) -> str:
+    """Return the suffix of a volume's name; raise a ValueError for other files."""
     for ending in SUFFIXES:
         if path.name.lower().endswith(ending):
             return ending
@@ -140,7 +141,7 @@ def suffix(path: Path) -> str:
 
 
 class _File(NamedTuple):
-    """What the header tells, and how to load a channel as it is stored."""
+    """A parsed header, and a function that loads a channel as stored."""
 
     grid: Grid
     channels: int
@@ -148,21 +149,21 @@ class _File(NamedTuple):
 
 
 def _open(path: Path) -> _File:
-    nifti = suffix(path) in NIFTI
+    nifti = volume_suffix(path) in NIFTI
     library = _library("nibabel" if nifti else "SimpleITK")
     with _blaming(path):
         return _open_nifti(path, library) if nifti else _open_itk(path, library)
 
 
 def _read(path: Path, channel: int = 0) -> tuple[Grid, Values]:
-    """Values as stored, if they are such as can be worked with."""
+    """Return finite, real values as stored."""
     file = _open(path)
     with _blaming(path):
         if not 0 <= channel < file.channels:
-            raise ValueError(f"there is no channel {channel}; it has {file.channels}, counted from 0")
+            raise ValueError(f"there is no channel {channel}; there are {file.channels}, counted from 0")
         values = file.load(channel)
         if values.dtype.kind not in "buif":
-            raise ValueError(f"voxels of type {values.dtype} are no grey values")
+            raise ValueError(f"voxels of type {values.dtype} are not grey values")
         if strange := values.size - int(np.count_nonzero(np.isfinite(values))):
             raise ValueError(f"{strange} of {values.size} values are not finite")
     return file.grid, values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -170,13 +171,13 @@ def _read(path: Path, channel: int = 0) -> tuple[Grid, Values]:
 
 @contextmanager
 def _blaming(path: Path) -> Iterator[None]:
-    """Libraries raise whatever they like on damaged files; say which file, and leave out places in their source."""
+    """Turn any library error into a BrokenImageError with the file's name, without source locations."""
     try:
         yield
     except Exception as error:
         text = str(error).rpartition("ERROR: ")[2].strip() or type(error).__name__
         text = text.splitlines()[-1] if isinstance(error, RuntimeError) else text  # ITK gives the reason last
-        text = _lack(path) if text.startswith("Reason:") else text  # an errno that has nothing to do with it
+        text = _lack(path) if text.startswith("Reason:") else text  # an unrelated errno
         raise BrokenImageError(f"{path.name}: {' '.join(text.split())}") from error
 
 
@@ -184,11 +185,11 @@ def _open_nifti(path: Path, nibabel: Any) -> _File:
     image = nibabel.load(path, mmap=False)
     header, shape = image.header, tuple(map(int, image.shape))
     unit = MILLIMETRES.get(int(header["xyzt_units"]) & 7, 1.0)
-    # Where neither form is coded nobody has said how the patient lies.
+    # Without a coded form the orientation is unknown.
     known = bool(header["sform_code"] or header["qform_code"])
     affine = np.array(image.affine, dtype=np.float64) if known else np.diag([0.0, 0.0, 0.0, 1.0])
     affine[:3] *= unit
-    # ACDC's sform has voxels of one millimetre; how large they are only pixdim knows.
+    # ACDC's sform has voxels of one millimetre; only pixdim has the true size.
     spacing = np.abs(np.array(header["pixdim"][1:4], dtype=np.float64)) * unit
 
     def load(channel: int) -> Values:
@@ -224,18 +225,18 @@ def _open_itk(path: Path, itk: Any) -> _File:
 def _channels(shape: tuple[int, ...], parts: int = 1) -> int:
     several = [n for n in (*shape[3:], parts) if n != 1]
     if len(shape) < 2 or len(several) > 1 or min(shape) < 1:
-        raise ValueError(f"the shape {times(shape)} is not that of a volume, nor of several over the same voxels")
+        raise ValueError(f"the shape {format_shape(shape)} is neither a volume nor several over the same voxels")
     return math.prod(several)
 
 
 def _grid(shape: tuple[int, ...], affine: Reals, spacing: Reals, header: Any = None) -> Grid:
-    """How to show voxels of this size; the affine says which way their axes run, as far as it makes sense."""
+    """Return the grid of voxels of this size; the affine gives the directions, if it is valid."""
     affine = affine if np.isfinite(affine).all() else np.zeros((4, 4))
     size = np.linalg.norm(affine[:3, :3], axis=0)
     spacing = np.where(np.isfinite(spacing) & (spacing > 0), spacing, size)
     spacing[len(shape) :] = 1.0
     if spacing.min() <= 0:
-        raise ValueError(f"voxels of {times(tuple(spacing))} mm have no size")
+        raise ValueError(f"voxels of {format_shape(tuple(spacing))} mm have no size")
     directions = affine[:3, :3] / np.where(size > 0, size, 1)
     directions = directions if abs(np.linalg.det(directions)) > 1e-3 else LPS
     placed = np.eye(4)
@@ -244,7 +245,7 @@ def _grid(shape: tuple[int, ...], affine: Reals, spacing: Reals, header: Any = N
 
 
 def _view(directions: Reals, spacing: Reals, stored: int) -> tuple[tuple[int, int, int], tuple[bool, bool]]:
-    """The axes of slices, rows and columns, and which of the last two are turned round."""
+    """Return the axes of slices, rows and columns, and which of the last two are flipped."""
     z = int(spacing.argmax())
     if stored == 2 or any(spacing[z] <= COARSE * spacing[other] for other in {0, 1, 2} - {z}):
         z = 2
@@ -258,14 +259,14 @@ def _view(directions: Reals, spacing: Reals, stored: int) -> tuple[tuple[int, in
 
 
 def _lack(path: Path) -> str:
-    """Why ITK cannot read a MetaImage, which it does not say."""
+    """Return why a MetaImage cannot be read; ITK does not tell."""
     with path.open("rb") as file:
         named = re.search(rb"^ElementDataFile\s*=\s*(.*?)\s*$", file.read(2**14), re.MULTILINE)
     if named is None:
         return "its header is damaged or incomplete"
     data = os.fsdecode(named[1])
     there = data.upper() in ("LOCAL", "LIST") or (path.parent / data).exists()
-    return "its voxels are damaged or incomplete" if there else f"{data}, which holds its voxels, is not there"
+    return "its voxels are damaged or incomplete" if there else f"{data}, which holds its voxels, is missing"
 
 
 def _nifti_bytes(stored: Mask, grid: Grid, ending: str) -> bytes:
@@ -278,7 +279,7 @@ def _nifti_bytes(stored: Mask, grid: Grid, ending: str) -> bytes:
     else:
         header = grid.header.copy()
         header.extensions.clear()
-        header["cal_min"] = header["cal_max"] = 0  # a window for grey values would hide labels
+        header["cal_min"] = header["cal_max"] = 0  # a grey-value window would hide labels
         header.set_intent("none")
         kind = nibabel.Nifti2Image if isinstance(header, nibabel.Nifti2Header) else nibabel.Nifti1Image
         image = kind(stored, header.get_best_affine(), header)
@@ -297,7 +298,7 @@ def _itk_bytes(stored: Mask, grid: Grid, ending: str) -> bytes:
     image.SetOrigin(matrix[:n, 3].tolist())
     image.SetDirection((matrix[:, :3] / spacing)[:n, :n].ravel().tolist())
     with tempfile.TemporaryDirectory() as folder:
-        # A .mhd may hold its voxels as a .mha does: one file, which is there or not.
+        # A .mhd may hold its voxels like a .mha: a single file can be written atomically.
         file = Path(folder) / ("mask.nrrd" if ending == ".nrrd" else "mask.mha")
         itk.WriteImage(image, str(file), useCompression=True)
         return file.read_bytes()
@@ -310,6 +311,6 @@ def _library(name: str) -> Any:
         raise ImportError(f"{name} reads and writes medical volumes: pip install 'trueup[seg]'") from error
 
 
-def times(numbers: tuple[Any, ...]) -> str:
-    """24×20×5."""
+def format_shape(numbers: tuple[Any, ...]) -> str:
+    """Format a shape as 24×20×5."""
     return "×".join(f"{number:g}" for number in numbers)

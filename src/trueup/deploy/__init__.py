@@ -1,5 +1,5 @@
-"""Masks for a folder of images, by a segmenter that adapts as it goes: `segment(Setup(model), images, out)`."""
+"""Segment a folder of images with an adapting model: `segment_folder(SegmentConfig(model), images, out)`."""
 
-from trueup.deploy.segment_folder import Setup, Summary, segment
+from trueup.deploy.segment_folder import SegmentConfig, SegmentSummary, segment_folder
 
-__all__ = ["Setup", "Summary", "segment"]
+__all__ = ["SegmentConfig", "SegmentSummary", "segment_folder"]

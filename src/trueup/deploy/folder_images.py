@@ -1,4 +1,4 @@
-"""The images of a folder, one after the other, and masks that lie on them: each file is whole or not there."""
+"""Images of a folder, read one after the other, and their mask files, written atomically."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trueup.atomic import longest_name, shortened, write_atomic
-from trueup.data.datasets.masks import DATA, IMAGES, is_volume, read_image
+from trueup.atomic import longest_name, shorten_name, write_atomic
+from trueup.data.datasets.mask_folders import DATA, IMAGES, is_volume, read_image
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
-from trueup.data.scanning import UNREADABLE, Scan, describe
-from trueup.data.slices import Mask, Volume, field_of_view, seen_box
-from trueup.data.volumes import Grid, count_channels, suffix, write_mask
+from trueup.data.scanning import UNREADABLE, FolderScan, describe_skipped
+from trueup.data.slices import Mask, Volume, field_of_view_box, network_box
+from trueup.data.volumes import Grid, count_channels, volume_suffix, write_mask
 
 log = logging.getLogger("trueup")
 
 JOURNAL = Path(".trueup", "journal.json")
-"""Where a folder of masks says of itself that it is one."""
-WIDEST = 2**13  # pixels; a box that is wider, and wider than four images, comes of a wrong header
+"""The run log, which marks a folder as one of masks."""
+WIDEST = 2**13  # pixels; a wider box, also wider than four images, comes from a wrong header
 
 
 @dataclass(frozen=True)
-class Image:
-    """An image that is read when it is its turn."""
+class ImageFile:
+    """An image that has not been read yet."""
 
     name: str
-    """Its path below the folder."""
+    """Path below the folder."""
     path: Path
     masks: tuple[Path, ...]
-    """The files of its masks: one, or one for each label."""
+    """Its mask files: one, or one per label."""
 
     def stamp(self) -> list[int]:
-        """Size and time of the file, by which another in its place is told."""
+        """Return size and time of the file, which tell if it was replaced."""
         stat = self.path.stat()
         return [stat.st_size, stat.st_mtime_ns]
 
-    def read(self, field: float | None, reading: Reading = AS_STORED) -> Case:
-        """Read it; of a volume's slices networks see `field` millimetres, if that is given, else as `reading` says."""
+    def read(self, field: float | None, reading: Reading = AS_STORED) -> LoadedImage:
+        """Read the image. Networks see `field` millimetres of a volume's slices if given, else what `reading` says."""
         stamp = self.stamp()
         pixels, spacing, grid = read_image(self.path, reading)
         if is_volume(self.path) and (several := count_channels(self.path)) > 1:
             log.warning("%s holds %d volumes; the first is segmented", self.name, several)
         height, width = pixels.shape[1:3]
-        if field is None or grid is None:  # nobody knows how large the pixels of a picture are
-            box, what = seen_box(height, width, spacing, reading.resize), "all of it"
+        if field is None or grid is None:  # the pixel size of a picture is unknown
+            box, what = network_box(height, width, spacing, reading.resize), "all of it"
         else:
-            box, what = field_of_view(height, width, spacing, field), f"{field:g} mm"
+            box, what = field_of_view_box(height, width, spacing, field), f"{field:g} mm"
         if min(box[2:]) < 1 or max(box[2:]) > max(WIDEST, 4 * height, 4 * width):
             size = f"{box[2]}×{box[3]}"
             raise BrokenImageError(f"{self.path.name}: {what} would be {size} pixels; its voxels have a wrong size")
-        return Case(self, stamp, Volume(pixels, None, spacing, box), grid)
+        return LoadedImage(self, stamp, Volume(pixels, None, spacing, box), grid)
 
 
 @dataclass(frozen=True)
-class Case:
+class LoadedImage:
     """An image that was read."""
 
-    image: Image
+    image: ImageFile
     stamp: list[int]
     volume: Volume
     grid: Grid | None
 
     def write(self, masks: Mask) -> None:
-        """Write (files, Z, H, W) classes."""
+        """Write masks (files, Z, H, W)."""
         for path, mask in zip(self.image.masks, masks, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.grid is None:
@@ -75,28 +75,30 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Rest:
-    """Files beside the images in a folder and below."""
+class OtherFiles:
+    """Files in a folder and below that are not segmented."""
 
     others: list[str]
-    """Files that are no images."""
+    """Files that are not images."""
     skipped: dict[str, str]
-    """Entries that are neither a folder nor a regular file, or lead back, and why they were left out."""
+    """Entries that are neither folders nor regular files, or circular links, with the reason."""
     broken: dict[str, str]
-    """Images and folders that cannot be read, and why."""
+    """Images and folders that cannot be read, with the reason."""
 
 
-def find(folder: Path, out: Path, endings: Sequence[str], kinds: tuple[str, ...] = IMAGES) -> tuple[list[Image], Rest]:
-    """Find the images in a folder and below, sorted by name, and what lies beside them.
+def find_images(
+    folder: Path, out: Path, endings: Sequence[str], kinds: tuple[str, ...] = IMAGES
+) -> tuple[list[ImageFile], OtherFiles]:
+    """Find the images in a folder and below, sorted by name, and the other files.
 
-    endings: what the files of an image's masks have behind its name.
-    kinds: how the names of images end; all others are left out.
+    endings: suffixes of mask names, one for each mask of an image.
+    kinds: file endings of images.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
     if folder.resolve().is_relative_to(out.resolve()):
-        raise ValueError(f"{out} is no place for masks: the images are there; choose another --out")
-    scan, masks_here = Scan(folder), out.resolve()
+        raise ValueError(f"{out} cannot hold the masks: it contains the images; choose another --out")
+    scan, masks_here = FolderScan(folder), out.resolve()
     paths = scan.walk(leave=lambda path: path.resolve() == masks_here or (path / JOURNAL).exists())
     found, others, taken = [], [], dict[Path, str]()
     longest = longest_name(out)
@@ -106,39 +108,38 @@ def find(folder: Path, out: Path, endings: Sequence[str], kinds: tuple[str, ...]
             continue
         masks = tuple(out / mask for mask in _mask_names(name, path, endings, longest))
         if twin := next((taken[mask] for mask in masks if mask in taken), None):
-            raise ValueError(f"{twin} and {name} would write to one file; rename one")
+            raise ValueError(f"{twin} and {name} would have the same mask file; rename one")
         taken |= dict.fromkeys(masks, name)
-        found.append(Image(name, path, masks))
+        found.append(ImageFile(name, path, masks))
     broken = {n: why for n, why in scan.skipped.items() if n.lower().endswith(kinds) or why.startswith(UNREADABLE)}
     if not found:
         raise ValueError(
-            f"{folder} holds no image, nor do folders in it; images end with {', '.join(kinds)}"
-            + (f". Left out: {describe(scan.skipped)}" if scan.skipped else "")
+            f"{folder} and its subfolders contain no images; images end with {', '.join(kinds)}"
+            + (f". Left out: {describe_skipped(scan.skipped)}" if scan.skipped else "")
         )
-    return found, Rest(others, {n: why for n, why in scan.skipped.items() if n not in broken}, broken)
+    return found, OtherFiles(others, {n: why for n, why in scan.skipped.items() if n not in broken}, broken)
 
 
 def _mask_names(name: str, path: Path, endings: Sequence[str], longest: int) -> Iterator[str]:
-    """The names of an image's masks; those that a file system would not take are shortened."""
-    old = suffix(path) if is_volume(path) else path.suffix
+    """Return the names of an image's masks, shortened to what the file system allows."""
+    old = volume_suffix(path) if is_volume(path) else path.suffix
     new = old.replace(".mhd", ".mha") if is_volume(path) else ".png"
     for ending in endings:
         whole = f"{name[: -len(old)]}{ending}{new}"
-        mask = shortened(whole, f"{ending}{new}", longest)
+        mask = shorten_name(whole, f"{ending}{new}", longest)
         if mask != whole:
-            log.warning("a mask of %s has a shorter name, as its own would be too long: %s", name, mask)
+            log.warning("the name of a mask of %s was too long and is shortened: %s", name, mask)
         yield mask
 
 
-def groups(
-    images: Sequence[Image], *, field: float | None, batch: int, broken: dict[str, str], reading: Reading = AS_STORED
-) -> Iterator[list[Case]]:
-    """Read images: volumes alone, consecutive pictures together. Those that cannot be read go to `broken`.
+def read_batches(
+    images: Sequence[ImageFile], *, field: float | None, batch: int, broken: dict[str, str], reading: Reading
+) -> Iterator[list[LoadedImage]]:
+    """Read volumes one by one, and consecutive pictures in batches. Unreadable images go to `broken`.
 
-    A broken picture leaves no gap, the next takes its place: so what comes together does not depend on where a call
-    starts that goes on with an earlier one and tries what was broken again.
+    The next picture takes the place of a broken one, so that batches do not depend on where a call resumed.
     """
-    group: list[Case] = []
+    group: list[LoadedImage] = []
     for image in images:
         alone = is_volume(image.path)
         if alone and group:
@@ -157,10 +158,11 @@ def groups(
 
 
 def _png(mask: Mask) -> bytes:
-    """Class numbers with a palette: programs read the numbers, people see colours."""
+    """Return class numbers as a PNG with a palette, so that viewers show colours."""
     from PIL import Image as Pillow
 
-    colours = (colorsys.hsv_to_rgb(k * 0.618 % 1, 0.85, 1.0) for k in range(255))  # neighbours are far apart
+    # Neighbouring classes have distant hues.
+    colours = (colorsys.hsv_to_rgb(k * 0.618 % 1, 0.85, 1.0) for k in range(255))
     picture = Pillow.fromarray(mask)
     picture.putpalette([0, 0, 0, *(round(255 * part) for colour in colours for part in colour)])
     blob = io.BytesIO()

@@ -1,8 +1,7 @@
-"""The flow: show images to a segmenter that adapts, batch by batch, and write what it says.
+"""Segmentation of a folder: show images to an adapting model, batch by batch, and write its masks.
 
-What was done is in OUT/.trueup/journal.json, beside the adapter's state at that moment. A call that was stopped,
-wherever it was, goes on from there and writes what it would have written, byte for byte. A later call goes on with what
-the model has learnt, and looks only at images that are new.
+OUT/.trueup/journal.json lists the finished images, beside the adapter's state. A stopped call resumes from there and
+writes the same bytes as without the stop. A later call continues with the adapted model, and does only new images.
 """
 
 from __future__ import annotations
@@ -24,81 +23,81 @@ from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
 from trueup.core.registry import make_method
 from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
-from trueup.data.datasets.masks import IMAGES
-from trueup.data.loading import ConcatDomains, Loader
+from trueup.data.datasets.mask_folders import IMAGES
+from trueup.data.loading import normalize_images
 from trueup.data.pictures import Range, Reading, Resize
-from trueup.data.slices import classes_on, labels_on
+from trueup.data.slices import class_mask, label_masks
 from trueup.data.streams import balanced_batches
 from trueup.data.volumes import SUFFIXES as VOLUMES
-from trueup.deploy.folder_images import JOURNAL, Case, Image, find, groups
-from trueup.deploy.run_log import RunLog, alone
-from trueup.deploy.windows import Solid, Window, slide, sliding_window, solids
-from trueup.model.copying import copy_model
+from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches
+from trueup.deploy.run_log import RunLog, exclusive_access
+from trueup.deploy.windows import LoadedVolume, Window, load_volumes, predict_volume, sliding_window
+from trueup.model.copy_model import copy_model
 from trueup.model.heads import as_logits, call_model
 from trueup.validate import check_int
 
-MOST = 255  # classes or labels
+MOST = 255  # classes or labels of an 8-bit mask
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
-    """A segmenter, what it sees of an image, and how it adapts."""
+class SegmentConfig:
+    """A segmenter, its view of images, and its method of adaptation."""
 
     model: nn.Module
-    """It is copied, not touched."""
+    """Copied, never changed."""
     size: int = 256
     """Side in pixels of what the network sees."""
     normalize: Normalize | None = None
     """"imagenet", "half", or mean and std of values from 0 to 1. None: "imagenet"; windows are seen from 0 to 1."""
     multilabel: bool = False
-    """One sigmoid per label, instead of one softmax of classes, the first of which is the background."""
+    """One sigmoid per label, instead of a softmax over classes with the background first."""
     labels: tuple[str, ...] = ()
-    """What the labels are called in the names of their masks; 1, 2 and so on if left out."""
+    """Names of the labels in mask files; 1, 2, … by default."""
     method: str = "tsd"
     hyper: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     field: float | None = None
-    """Millimetres of a volume's slices that the network sees, a square in the middle; all of them if None."""
+    """Side in millimetres of the central square of a slice that the network sees; None: all of it."""
     batch: int = 8
-    """Slices of one volume, or pictures, that are shown together; the last may be fewer."""
+    """Slices of a volume, or pictures, per batch; the last batch may be smaller."""
     seed: int = 0
     device: str = "cpu"
     resize: Resize | None = None
-    """How pictures, and volumes without a field, become square: "pad" (if None), "crop" or "squash"."""
+    """How pictures, and volumes without a field, become square: "pad" (default), "crop" or "squash"."""
     range: Range | None = None
-    """The values that are black and white in pictures of more than 8 bits; None windows grey ones by percentiles."""
+    """Values of black and white in pictures of more than 8 bits; None uses percentiles for grey ones."""
     grey: bool = False
     """True if the network takes one channel."""
     window: Window | None = None
-    """Of a 3-D network, what it sees at a time of a volume: voxels towards the patient's right, front and head.
+    """Window of a 3-D network in voxels, in RAS order.
 
-    Then files are volumes, `batch` counts windows, `range` holds for their values (None: percentiles), and there is
-    one channel. Size, field and resize mean nothing.
+    Files are then volumes with one channel, `batch` counts windows, and `range` (None: percentiles) is that of their
+    values. Size, field and resize are not used.
     """
     overlap: float = 0.25
-    """The part of a window that the next one sees again."""
+    """Share of a window that overlaps with the next."""
 
     @property
     def normalization(self) -> Normalize:
-        """How values from 0 to 1 are normalised."""
+        """Normalisation of values from 0 to 1."""
         return check_normalize(self.normalize or ("imagenet" if self.window is None else (0, 1)))
 
     @property
     def channels(self) -> Channels:
-        """The channels of a pixel as the network sees them."""
+        """Channels of a pixel as the network sees them."""
         return make_channels(self.normalization, self.grey or self.window is not None)
 
     @property
     def reading(self) -> Reading:
-        """How picture files are read."""
+        """Settings for reading picture files."""
         return Reading(self.range, self.resize)
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
+        """Refuse invalid values."""
         Reading(self.range, self.resize)
         check_int("size", self.size, 1)
         check_int("batch", self.batch, 1)
-        _ = self.channels  # refuses a normalisation that means nothing
+        _ = self.channels  # refuses an invalid normalisation
         self._check_window()
         if self.field is not None and not 0 < self.field < float("inf"):
             raise ValueError(f"field={self.field!r} must be a number of millimetres above 0")
@@ -106,7 +105,7 @@ class Setup:
         if self.labels and not self.multilabel:
             raise ValueError(f"labels={named} are for multilabel; classes are numbers in one mask")
         if len(set(self.labels)) < len(self.labels) or any(not n or set(n) & set("/\\\0") for n in self.labels):
-            raise ValueError(f"labels={named} must differ from each other, and be fit for names of files")
+            raise ValueError(f"labels={named} must be unique, and valid in file names")
 
     def _check_window(self) -> None:
         if self.window is None:
@@ -116,19 +115,19 @@ class Setup:
         for side in self.window:
             check_int("window", side, 1)
         if not 0 <= self.overlap < 1:
-            raise ValueError(f"overlap={self.overlap!r} must be a part of a window: from 0 to less than 1")
+            raise ValueError(f"overlap={self.overlap!r} must be from 0 to less than 1: the share of a window")
         if self.field is not None or self.resize is not None:
             name = "field" if self.field is not None else "resize"
             raise ValueError(f"{name}={getattr(self, name)!r} is for slices; a 3-D network sees all of a volume")
 
     def settings(self) -> dict[str, Any]:
-        """All that masks depend on, as JSON gives it back."""
+        """Return everything that masks depend on, as plain JSON values."""
         hyper = make_method(self.method, self.hyper, "segmentation").hyperparameters()
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("model", "hyper")}
         values |= {f"{self.method}.{name}": value for name, value in hyper.items()}
-        values["resize"] = None if self.resize == "pad" else self.resize  # which it is if nothing is said
+        values["resize"] = None if self.resize == "pad" else self.resize  # the default
         values["normalize"] = self.normalization
-        # What came later is said only where it is not as it always was, so that work on older folders goes on.
+        # Later settings are stored only if they differ from the default, so that older folders can be resumed.
         later = {"grey": self.grey, "window": self.window, "overlap": self.window}
         values = {name: value for name, value in values.items() if later.get(name, True)}
         values |= {"model": files.digest(self.model.state_dict())[:16], "device": torch.device(self.device).type}
@@ -136,7 +135,7 @@ class Setup:
         return settings
 
     def endings(self, outputs: int) -> tuple[str, ...]:
-        """What the files of an image's masks have behind its name, for a network with so many outputs."""
+        """Return the suffixes of an image's mask names, for a network with so many outputs."""
         if not self.multilabel:
             return ("",)
         if self.labels and len(self.labels) != outputs:
@@ -145,191 +144,201 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What came of a call. Images are called by their path below the folder."""
+class SegmentSummary:
+    """Result of a call, with images by their path below the folder."""
 
     done: tuple[str, ...]
     skipped: tuple[str, ...]
-    """Done by an earlier call, and unchanged since."""
+    """Finished by an earlier call, and unchanged since."""
     broken: dict[str, str]
-    """Images that cannot be read, and why."""
+    """Images that cannot be read, with the reason."""
     others: tuple[str, ...]
-    """Files that are no images."""
+    """Files that are not images."""
     masks: int
-    """Files that were written."""
+    """Mask files written."""
     updates: int
-    """Of the model since it was the source model, in earlier calls too."""
+    """Updates of the model, including earlier calls."""
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Named pipes, links in a circle and the like, and what each is."""
+    """Named pipes, circular links and the like, with their kind."""
 
 
-def segment(
-    setup: Setup,
+def segment_folder(
+    config: SegmentConfig,
     images: str | Path,
     out: str | Path,
     *,
     fresh: bool = False,
     keep_every: float = 30.0,
     progress: Progress = lambda done, of: None,
-) -> Summary:
-    """Write masks of all images in a folder and below; they are named, and lie on the voxels, as the images.
+) -> SegmentSummary:
+    """Write masks of all images in a folder and below, with the names and voxel grids of the images.
 
-    fresh: forget what earlier calls have done and learnt; their masks stay until they are replaced.
-    keep_every: seconds after which what was done is kept for a call that goes on with this one.
+    fresh: forget the work and the adapted state of earlier calls; their masks stay until they are replaced.
+    keep_every: seconds between saves of the run log.
     progress: called with the number of images done, and of those to do.
     """
     images, out = Path(images), Path(out)
-    adapter = _adapter(setup)
-    settings = setup.settings()
-    kinds = IMAGES if setup.window is None else VOLUMES
-    found, rest = find(images, out, setup.endings(adapter.net.channels), kinds)
+    adapter = _adapter(config)
+    settings = config.settings()
+    kinds = IMAGES if config.window is None else VOLUMES
+    found, others = find_images(images, out, config.endings(adapter.net.channels), kinds)
     if not fresh and not (out / JOURNAL).exists():
-        _refuse_strangers(found)
-    with alone(out):
-        journal = RunLog(out, settings, fresh=fresh)
-        journal.load(adapter)
-        if not journal.state:
-            journal.save(adapter)  # before the first mask, so that masks are known to be ours
-        skipped = {image.name for image in found if journal.has(image)}
+        _refuse_existing(found)
+    with exclusive_access(out):
+        run_log = RunLog(out, settings, fresh=fresh)
+        run_log.load(adapter)
+        if not run_log.state:
+            run_log.save(adapter)  # before the first mask, which marks the masks as ours
+        skipped = {image.name for image in found if run_log.has(image)}
         todo = [image for image in found if image.name not in skipped]
-        done, broken = _work(setup, adapter, todo, journal, keep_every, progress)
-    masks = sum(len(image.masks) for image in done)
-    names = tuple(image.name for image in done)
-    broken = {**rest.broken, **broken}
-    before, others = tuple(sorted(skipped)), tuple(rest.others)
-    return Summary(names, before, broken, others, masks, adapter.updates, rest.skipped)
+        work = _Work(config, adapter, todo, run_log, progress)
+        work.run(keep_every)
+    return SegmentSummary(
+        done=tuple(image.name for image in work.done),
+        skipped=tuple(sorted(skipped)),
+        broken={**others.broken, **work.broken},
+        others=tuple(others.others),
+        masks=sum(len(image.masks) for image in work.done),
+        updates=adapter.updates,
+        left_out=others.skipped,
+    )
 
 
-def _refuse_strangers(found: Sequence[Image]) -> None:
-    """Masks that somebody may have drawn by hand are not written over."""
+def _refuse_existing(found: Sequence[ImageFile]) -> None:
+    """Refuse to overwrite masks that may have been drawn by hand."""
     if there := next((mask for image in found for mask in image.masks if mask.exists()), None):
-        raise ValueError(f"{there} is there already: choose another --out, or replace what is in the way with --fresh")
+        raise ValueError(f"{there} already exists: choose another --out, or replace existing masks with --fresh")
 
 
-def _adapter(setup: Setup) -> Adapter:
-    """A fresh adapter on its device. What the model or the method cannot do is said before anything is written."""
+def _adapter(config: SegmentConfig) -> Adapter:
+    """Return a fresh adapter on its device, or refuse what the model or the method cannot do."""
     try:
-        model = copy_model(setup.model).to(setup.device)
+        model = copy_model(config.model).to(config.device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the device {setup.device!r} cannot be used: {str(error).splitlines()[0]}") from error
-    example = _example(setup).to(setup.device)
+        raise ValueError(f"the device {config.device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    example = _example(config).to(config.device)
     with torch.no_grad():
-        answer = _tried(copy_model(model).eval(), example, setup)
-    shape = tuple(as_logits(answer, None, rows=len(example), least=1 if setup.multilabel else 2).shape)
+        answer = _try_model(copy_model(model).eval(), example, config)
+    shape = tuple(as_logits(answer, None, rows=len(example), least=1 if config.multilabel else 2).shape)
     if len(shape) != example.ndim or shape[1] > MOST:
-        seen = "two images" if setup.window is None else f"windows {tuple(example.shape)}"
-        raise ValueError(f"the model answers {seen} with {shape}: these are no masks of at most {MOST} classes")
-    if setup.window is not None and shape[2:] != tuple(setup.window):
+        seen = "two images" if config.window is None else f"windows {tuple(example.shape)}"
+        raise ValueError(f"the model answers {seen} with {shape}: these are not masks of at most {MOST} classes")
+    if config.window is not None and shape[2:] != tuple(config.window):
         raise ValueError(
-            f"the model answers windows of {setup.window} voxels with {shape[2:]}: choose another --window"
+            f"the model answers windows of {config.window} voxels with {shape[2:]}: choose another --window"
         )
-    method = make_method(setup.method, setup.hyper, "segmentation")
-    return adapt(model, method, example=example, multilabel=setup.multilabel, seed=setup.seed)
+    method = make_method(config.method, config.hyper, "segmentation")
+    return adapt(model, method, example=example, multilabel=config.multilabel, seed=config.seed)
 
 
-def _example(setup: Setup) -> Tensor:
-    """Images, or windows, that leave torch's random state alone."""
-    if setup.window is None:
-        shape: tuple[int, ...] = (2, setup.channels.count, setup.size, setup.size)
+def _example(config: SegmentConfig) -> Tensor:
+    """Return random images or windows, without touching torch's global random state."""
+    if config.window is None:
+        shape: tuple[int, ...] = (2, config.channels.count, config.size, config.size)
     else:
-        sliding_window()  # refuses where it is not installed
-        shape = (min(2, setup.batch), 1, *setup.window)  # no more than will be shown at a time: windows are large
+        sliding_window()  # refuses if it is not installed
+        shape = (min(2, config.batch), 1, *config.window)  # no more than a batch: windows are large
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _tried(model: nn.Module, example: Tensor, setup: Setup) -> Any:
-    """The answer of a model, or why it has none, with the flag that may be missing."""
+def _try_model(model: nn.Module, example: Tensor, config: SegmentConfig) -> Any:
+    """Return the answer of a model, or refuse it and name the flag that may be missing."""
     try:
         return call_model(model, example)
     except ValueError as error:
-        if setup.window is not None:
-            way = f"a 3-D network sees windows (N, 1, {', '.join(map(str, setup.window))}): choose another --window"
+        if config.window is not None:
+            way = f"a 3-D network sees windows (N, 1, {', '.join(map(str, config.window))}): choose another --window"
             if _is_flat(model):
                 way = f"the network is 2-D, and {way.partition(':')[0]}: leave --volumes out, and it sees slices"
         else:
-            way = "leave --grey out if it takes three channels" if setup.grey else "--grey if it takes one channel"
+            way = "leave --grey out if it takes three channels" if config.grey else "--grey if it takes one channel"
             way += ", --volumes if it is 3-D"
         raise ValueError(f"{error}; {way}") from error
 
 
 def _is_flat(model: nn.Module) -> bool:
-    """Return True if a network has the weights of 2-D convolutions, and none of 3-D ones."""
+    """Return True if a network has weights of 2-D convolutions and none of 3-D ones."""
     ranks = {weight.ndim for weight in model.parameters()}
     return 4 in ranks and 5 not in ranks
 
 
-def _work(
-    setup: Setup, adapter: Adapter, todo: Sequence[Image], journal: RunLog, keep_every: float, progress: Progress
-) -> tuple[list[Image], dict[str, str]]:
-    """Write the masks of these images: those that were done, and those that are broken."""
-    done: list[Image] = []
-    broken: dict[str, str] = {}
+@dataclass
+class _Work:
+    """The images of a call: those to do, done and broken."""
 
-    def tell() -> None:
-        progress(len(done) + len(broken), len(todo))
+    config: SegmentConfig
+    adapter: Adapter
+    todo: Sequence[ImageFile]
+    run_log: RunLog
+    progress: Progress
+    done: list[ImageFile] = dataclasses.field(default_factory=list)
+    broken: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    tell()
-    kept = time.monotonic()
-    for group in _shown(setup, adapter, todo, broken, tell):
-        done.extend(case.image for case in group)
-        journal.done |= {case.image.name: case.stamp for case in group}
-        group.clear()  # before the next is read
-        if time.monotonic() - kept >= keep_every:
-            journal.save(adapter)
-            kept = time.monotonic()
-        tell()
-    if done:
-        journal.save(adapter)
-    return done, broken
+    def run(self, keep_every: float) -> None:
+        """Write the masks of all images."""
+        self.report()
+        saved = time.monotonic()
+        for batch in self.batches():
+            self.done.extend(loaded.image for loaded in batch)
+            self.run_log.done |= {loaded.image.name: loaded.stamp for loaded in batch}
+            batch.clear()  # frees the images before the next are read
+            if time.monotonic() - saved >= keep_every:
+                self.run_log.save(self.adapter)
+                saved = time.monotonic()
+            self.report()
+        if self.done:
+            self.run_log.save(self.adapter)
 
+    def report(self) -> None:
+        """Call the user's progress function."""
+        self.progress(len(self.done) + len(self.broken), len(self.todo))
 
-def _shown(
-    setup: Setup, adapter: Adapter, todo: Sequence[Image], broken: dict[str, str], tell: Callable[[], None]
-) -> Iterator[list[Case] | list[Solid]]:
-    """Read what is shown together, show it and write its masks."""
-    if setup.window is None:
-        for group in groups(todo, field=setup.field, batch=setup.batch, broken=broken, reading=setup.reading):
-            _answer(setup, adapter, group, tell)
-            yield group
-        return
-    for solid in solids(todo, setup.range, broken):
-        _slide(setup, adapter, solid[0], tell)
-        yield solid
+    def batches(self) -> Iterator[list[LoadedImage] | list[LoadedVolume]]:
+        """Read, segment and yield images or volumes, batch by batch."""
+        config, broken = self.config, self.broken
+        if config.window is not None:
+            for volumes in load_volumes(self.todo, config.range, broken):
+                self.segment_volume(volumes[0], config.window)
+                yield volumes
+            return
+        how: dict[str, Any] = {"field": config.field, "batch": config.batch, "reading": config.reading}
+        for images in read_batches(self.todo, broken=broken, **how):
+            self.segment_slices(images)
+            yield images
 
+    def segment_volume(self, volume: LoadedVolume, window: Window) -> None:
+        """Show all windows of a volume, batch by batch, then write its masks."""
+        config = self.config
 
-def _slide(setup: Setup, adapter: Adapter, solid: Solid, tell: Callable[[], None]) -> None:
-    """Show all windows of a volume, batch by batch, then write its masks."""
+        def predict(x: Tensor) -> Tensor:
+            logits = self.adapter(x)
+            self.report()
+            return logits
 
-    def predict(x: Tensor) -> Tensor:
-        logits = adapter(x)
-        tell()
-        return logits
-
-    assert setup.window is not None
-    how: dict[str, Any] = {"overlap": setup.overlap, "batch": setup.batch, "device": setup.device}
-    try:
-        logits = slide(solid, predict, setup.channels, setup.window, **how)
-    except ValueError as error:
-        raise ValueError(f"{solid.image.name}: {error}") from error
-    masks = logits > 0 if setup.multilabel else logits.argmax(dim=0, keepdim=True)
-    solid.write(masks.to(torch.uint8).numpy())
-
-
-def _answer(setup: Setup, adapter: Adapter, group: Sequence[Case], tell: Callable[[], None]) -> None:
-    """Show all slices of these images, then write their masks."""
-    loader = Loader(ConcatDomains(()), setup.size, setup.channels)
-    masks = [np.zeros((len(c.image.masks), *c.volume.image.shape[:3]), dtype=np.uint8) for c in group]
-    slices = [(i, z) for i, case in enumerate(group) for z in range(len(case.volume.image))]
-    for chosen in balanced_batches(np.arange(len(slices)), setup.batch):
-        part = [slices[i] for i in chosen]
-        x = loader.tensor([group[i].volume.show(z, setup.size) for i, z in part])
+        how: dict[str, Any] = {"overlap": config.overlap, "batch": config.batch, "device": config.device}
         try:
-            logits = adapter(x.to(setup.device)).cpu()
+            logits = predict_volume(volume, predict, config.channels, window, **how)
         except ValueError as error:
-            raise ValueError(f"{', '.join(dict.fromkeys(group[i].image.name for i, _ in part))}: {error}") from error
-        for (i, z), answer in zip(part, logits, strict=True):
-            said = labels_on if setup.multilabel else classes_on
-            masks[i][:, z] = said(group[i].volume, answer)
-        tell()
-    for case, each in zip(group, masks, strict=True):
-        case.write(each)
+            raise ValueError(f"{volume.image.name}: {error}") from error
+        masks = logits > 0 if config.multilabel else logits.argmax(dim=0, keepdim=True)
+        volume.write(masks.to(torch.uint8).numpy())
+
+    def segment_slices(self, group: Sequence[LoadedImage]) -> None:
+        """Show all slices of these images, then write their masks."""
+        config = self.config
+        masks = [np.zeros((len(c.image.masks), *c.volume.image.shape[:3]), dtype=np.uint8) for c in group]
+        slices = [(i, z) for i, loaded in enumerate(group) for z in range(len(loaded.volume.image))]
+        for chosen in balanced_batches(np.arange(len(slices)), config.batch):
+            part = [slices[i] for i in chosen]
+            x = normalize_images([group[i].volume.network_view(z, config.size) for i, z in part], config.channels)
+            try:
+                logits = self.adapter(x.to(config.device)).cpu()
+            except ValueError as error:
+                names = dict.fromkeys(group[i].image.name for i, _ in part)
+                raise ValueError(f"{', '.join(names)}: {error}") from error
+            for (i, z), answer in zip(part, logits, strict=True):
+                mask_of = label_masks if config.multilabel else class_mask
+                masks[i][:, z] = mask_of(group[i].volume, answer)
+            self.report()
+        for loaded, mask in zip(group, masks, strict=True):
+            loaded.write(mask)

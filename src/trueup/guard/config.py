@@ -1,15 +1,12 @@
-"""A guard: what it does and when, what it tells, and how it says an adapter is. `guard/monitor.py` does the work."""
+"""The settings of a guard, its events, and the health of an adapter; `guard/monitor.py` does the work."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from trueup.guard.published_rules import RDumb
@@ -21,7 +18,7 @@ log = logging.getLogger("trueup.guard")
 
 @dataclass(frozen=True)
 class Event:
-    """Something the guard did: what, why, after how many images, and what it had measured."""
+    """Something the guard did: its name, reason, the images so far, the guard's state and its measurements."""
 
     name: str
     reason: str
@@ -32,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Health:
-    """How an adapter is: its state and why, what was measured last, how often what happened, rows left out last."""
+    """The health of an adapter: its state and reason, last measurements, counts of events, rows last quarantined."""
 
     state: str
     reason: str
@@ -42,54 +39,39 @@ class Health:
     quarantined: tuple[int, ...]
 
     def __str__(self) -> str:
-        """In words."""
-        words = [f"{self.state} after {self.images:,} images" + (f": {self.reason}" if self.reason else "")]
-        words += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sorted(self.numbers.items())]
-        words += [f"{count} × {name}" for name, count in self.events.items() if count]
-        return "; ".join(words)
-
-
-def last_numbers(answers: Tensor, source: Tensor | None = None, *, multilabel: bool) -> dict[str, Tensor]:
-    """Measure the entropy of answers, in parts of the greatest, and their agreement with the source's; without waiting.
-
-    Of several labels each is a problem of two classes.
-    """
-    if multilabel:
-        answers = torch.stack((torch.zeros_like(answers), answers), dim=1)
-    log_p = F.log_softmax(answers.detach().float(), dim=1)
-    numbers = {"entropy": -(log_p.exp() * log_p).sum(dim=1).mean() / math.log(answers.shape[1])}
-    if source is not None:
-        theirs = source > 0 if multilabel else source.argmax(dim=1)
-        numbers["agreement"] = (log_p.argmax(dim=1) == theirs).float().mean()
-    return numbers
+        """Describe the health in one line."""
+        parts = [f"{self.state} after {self.images:,} images" + (f": {self.reason}" if self.reason else "")]
+        parts += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in sorted(self.numbers.items())]
+        parts += [f"{count} × {name}" for name, count in self.events.items() if count]
+        return "; ".join(parts)
 
 
 def plain_health(images: int, batches: int, updates: int, last: Mapping[str, Tensor]) -> Health:
-    """Say how an adapter without a guard is: counts, and numbers of the last batch."""
+    """Return the health of an adapter without a guard: counts, and measurements of the last batch."""
     numbers = {"batches": float(batches), "updates": float(updates)}
     return Health("unguarded", "", images, numbers | {name: float(t) for name, t in last.items()}, {}, ())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """What a guard does, and when. `adapt(model, guard=True)` is a guard with these defaults."""
+    """The settings of a guard. `adapt(model, guard=True)` uses these defaults."""
 
     rules: tuple[Rule, ...] = RULES
     window: int = 256
-    """Images in a window: the last good state is kept once in a window, a cool-down begins with one."""
+    """Images in a window: a good state is kept once per window, and the first cool-down lasts one window."""
     compare: int = 8
-    """Every so many batches are compared with the frozen source; those of the first window and under suspicion all."""
+    """Compare every so many batches with the frozen source; in the first window and under suspicion, every batch."""
     probation: int = 2
-    """Windows without a sign until a model that was taken back counts as healthy."""
+    """Windows without a request of a rule until a model counts as healthy again after a rollback."""
     largest: float = 1000.0
-    """An image with a value so many times beyond the usual is left out, as one with NaN is."""
+    """Quarantine images with a value this many times above the usual, like images with NaN."""
     cap: int | None = None
-    """Back to the source after so many batches, whatever happens (RDumb); None: never."""
+    """Reset to the source every so many batches (RDumb); None: never."""
     notify: Callable[[Event], None] | None = field(default=None, repr=False, compare=False)
-    """Told of every event, after the batch, when the adapter is free for calls again."""
+    """Called with every event after the batch, when the adapter can be called again."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
-        return self  # it never changes, and `notify` may belong to something that must not be copied
+        return self  # it is immutable, and `notify` may belong to an object that must not be copied
 
     def __post_init__(self) -> None:
         for name in ("window", "compare", "probation"):
@@ -102,7 +84,7 @@ class Guard:
             raise TypeError(f"notify must be a function of an event, not {type(self.notify).__name__}")
 
     def tell(self, events: list[Event]) -> None:
-        """Notify of events and take them off the list. Whoever is told must not stop the predictions."""
+        """Call `notify` for each event and clear the list; its errors are logged, and must not stop predictions."""
         while events and self.notify is not None:
             try:
                 self.notify(events.pop(0))
@@ -111,5 +93,5 @@ class Guard:
 
     @property
     def every_rule(self) -> tuple[Rule, ...]:
-        """The rules, and the cap as one."""
+        """The rules, with the cap as one of them."""
         return self.rules if self.cap is None else (*self.rules, RDumb(every=self.cap))

@@ -1,4 +1,4 @@
-"""A drift alarm: how far features are from the source's BatchNorm moments, and predictions from those at the start."""
+"""A drift alarm: compares features with the source's BatchNorm moments, and predictions with the first ones."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.guard.rules import Action, BatchSignals, Rule, buffers, fade
+from trueup.guard.rules import Action, BatchSignals, Rule, add_decayed, buffers
 from trueup.norm.used_statistics import batch_moments, batchnorms
 from trueup.validate import check_float
 
 SeenMoments = list[tuple[_BatchNorm, Tensor, Tensor, int]]
-"""A BatchNorm layer, the mean and the variance of what went into it, and the number of images."""
+"""A BatchNorm layer, the mean and variance of its input, and the number of images."""
 
-FEWEST = 64  # images that moments are pooled over before they are compared
+MIN_POOLED = 64  # images to pool moments over before they are compared
 
 
 class FeatureShift(NamedTuple):
-    """How far features have moved, in nats per channel, and the layer where they moved the most."""
+    """Divergence of features from the source, in nats per channel, and the layer where it is largest."""
 
     size: float
     layer: str
 
 
 @contextmanager
-def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenMoments]:
-    """Collect the moments of what goes into the BatchNorm layers of a model."""
+def watching_moments(model: nn.Module) -> Iterator[SeenMoments]:
+    """Collect the moments of the inputs of a model's BatchNorm layers."""
     seen: SeenMoments = []
 
-    def note(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+    def collect(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, _BatchNorm)
         seen.append((layer, *batch_moments(args[0].detach()), len(args[0])))
 
-    handles = [layer.register_forward_pre_hook(note) for layer in batchnorms(model)] if active else []
+    handles = [layer.register_forward_pre_hook(collect) for layer in batchnorms(model)]
     try:
         yield seen
     finally:
@@ -47,7 +47,7 @@ def watching_moments(model: nn.Module, *, active: bool = True) -> Iterator[SeenM
 
 
 class PooledMoments(nn.Module):
-    """Moments of the features before each BatchNorm layer, over the last images: older ones count for less and less."""
+    """Moments of the features before each BatchNorm layer, over recent images: the weight of older ones decays."""
 
     at: Tensor
     count: Tensor
@@ -64,16 +64,16 @@ class PooledMoments(nn.Module):
             self.register_buffer(name, torch.zeros(sum(layers), dtype=torch.float64))
 
     def take(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
-        """Add what was seen, and forget that it was."""
+        """Add the collected moments and clear the list."""
         self.add(model, seen, images)
         seen.clear()
 
     @torch.no_grad()
     def add(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
-        """Add the moments of a batch, and forget some of the older ones.
+        """Add the moments of a batch, and let older ones decay.
 
-        images: how many there were so far. Of a layer that ran several times, its first call counts: the others may be
-        views, stored images, or a comparison with the source.
+        images: number of images so far. If a layer ran several times, the first call counts: the others may be views,
+        stored images, or a comparison with the source.
         """
         keep = math.exp(-(images - float(self.at)) / self.memory)
         self.at.fill_(images)
@@ -93,7 +93,7 @@ class PooledMoments(nn.Module):
 
     @torch.no_grad()
     def shift(self, model: nn.Module, source: Mapping[str, Tensor]) -> FeatureShift | None:
-        """Compare with the source: the mean over layers and channels of the divergence of two normal distributions.
+        """Return the mean divergence from the source over layers and channels, taken as normal distributions.
 
         For a channel with pooled moments m, v and the source's M, V it is ((v + (m - M)²) / V - 1 - ln(v / V)) / 2.
         """
@@ -103,14 +103,14 @@ class PooledMoments(nn.Module):
         for i, layer in enumerate(batchnorms(model)):
             rows = slice(start, start + layer.num_features)
             start += layer.num_features
-            if float(self.count[i]) < min(FEWEST, self.memory / 2) * (1 - math.exp(-1)):
+            if float(self.count[i]) < min(MIN_POOLED, self.memory / 2) * (1 - math.exp(-1)):
                 continue
             prefix, eps = f"{names[layer]}." if names[layer] else "", layer.eps
             mean = self.first[rows] / self.count[i]
             variance = (self.second[rows] / self.count[i] - mean.square()).clamp(min=0) + eps
-            theirs = source[f"{prefix}running_var"].double().to(mean.device) + eps
-            away = (mean - source[f"{prefix}running_mean"].double().to(mean.device)).square()
-            divergence = ((variance + away) / theirs - 1 - (variance / theirs).log()) / 2
+            source_variance = source[f"{prefix}running_var"].double().to(mean.device) + eps
+            distance = (mean - source[f"{prefix}running_mean"].double().to(mean.device)).square()
+            divergence = ((variance + distance) / source_variance - 1 - (variance / source_variance).log()) / 2
             found[names[layer]] = float(divergence.mean())
         if not found:
             return None
@@ -119,20 +119,20 @@ class PooledMoments(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Shift(Rule):
-    """An alarm that asks for nothing but to be told: features, predictions or their certainty have moved.
+    """A drift alarm for features, predictions and their entropy; it reports, and requests nothing else.
 
-    Features are compared with the source's BatchNorm moments, predictions with those of the first `memory` images. An
-    alarm is given once; it is armed again when what it was for has gone back below four fifths of its limit.
+    Features are compared with the source's BatchNorm moments, predictions with those of the first `memory` images. Each
+    alarm is reported once, and again only after its value has fallen below 80 % of the limit.
     """
 
     features: float = 0.05
-    """Divergence from the source, in nats per channel."""
+    """Limit of the divergence of features from the source, in nats per channel."""
     predictions: float = 0.25
-    """Share of predictions that would have to be of other classes to be spread as at the start."""
+    """Limit of the total variation distance of predicted classes from those at the start."""
     entropy: float = 0.15
-    """Rise of the mean entropy of answers, in parts of the greatest."""
+    """Limit of the rise of the mean entropy, as a fraction of its maximum."""
     memory: float = 256.0
-    """Images after which one counts e times less."""
+    """Images after which the weight of an image has decayed by a factor of e."""
 
     def __post_init__(self) -> None:
         check_float("features", self.features, 1e-6)
@@ -141,34 +141,34 @@ class Shift(Rule):
         check_float("memory", self.memory, 1)
 
     def init(self, classes: int) -> nn.Module:
-        """Class shares and entropy of the first images and of the last, and which alarms were given."""
+        """Return class counts and entropy of the first and of recent images, and which alarms were reported."""
         zero = torch.zeros(classes, dtype=torch.float64)
         start = {"start": zero, "start_entropy": zero[:1].clone(), "started": zero[:1].clone()}
         now = {"now": zero.clone(), "now_entropy": zero[:1].clone(), "told": torch.zeros(3, dtype=torch.bool)}
         return buffers(**start, **now)
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """Measure, and give an alarm where a limit is passed."""
-        n, named = len(signs.probs), signs.named.double()
-        if signs.features is not None:
-            numbers["feature_shift"] = signs.features.size
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+        """Measure the shifts, and report those beyond their limits."""
+        n, counts = len(signals.probs), signals.class_counts.double()
+        if signals.features is not None:
+            numbers["feature_shift"] = signals.features.size
         if float(state.started) < self.memory:
-            state.start.add_(named)
-            state.start_entropy.add_(n * signs.entropy)
+            state.start.add_(counts)
+            state.start_entropy.add_(n * signals.entropy)
             state.started.add_(n)
-        fade(state.now, named, n, self.memory)
-        fade(state.now_entropy, torch.tensor([n * signs.entropy], dtype=torch.float64), n, self.memory)
-        return self._alarm(signs, state, numbers)
+        add_decayed(state.now, counts, n, self.memory)
+        add_decayed(state.now_entropy, torch.tensor([n * signals.entropy], dtype=torch.float64), n, self.memory)
+        return self._alarm(signals, state, numbers)
 
-    def _alarm(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+    def _alarm(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
         start, now = state.start / state.started, state.now / state.now.sum()
         before, entropy = float(state.start_entropy / state.started), float(state.now_entropy / state.now.sum())
         numbers["prediction_shift"] = float((start - now).abs().sum() / 2)
         numbers["entropy"] = entropy
-        # Two samples of the same classes differ, too: by this much in the mean.
-        counts = 1 / float(state.started) + 1 / min(2 * self.memory, float(state.now.sum()))
-        chance = float((start * (1 - start) * counts).sqrt().sum()) / math.sqrt(2 * math.pi)
-        moved = signs.features
+        # Expected difference of two samples from the same distribution of classes.
+        scale = 1 / float(state.started) + 1 / min(2 * self.memory, float(state.now.sum()))
+        chance = float((start * (1 - start) * scale).sqrt().sum()) / math.sqrt(2 * math.pi)
+        moved = signals.features
         checks = (
             (0.0 if moved is None else moved.size / self.features,
              "" if moved is None else f"features are {moved.size:.2f} nats per channel from the source's BatchNorm "
@@ -176,7 +176,7 @@ class Shift(Rule):
             (numbers["prediction_shift"] / max(self.predictions, 3 * chance),
              f"{numbers['prediction_shift']:.0%} of the predictions are of other classes than at the start"),
             ((entropy - before) / self.entropy,
-             f"answers are less sure: an entropy of {entropy:.2f} of the greatest, at the start {before:.2f}"),
+             f"predictions are less certain: entropy {entropy:.2f} of the maximum, at the start {before:.2f}"),
         )  # fmt: skip
         reasons = []
         for i, (size, reason) in enumerate(checks):

@@ -30,7 +30,8 @@ class Monitor:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.alarm = next((rule for rule in guard.rules if isinstance(rule, Shift)), None)
+        self.rules = guard.every_rule
+        self.alarm = next((rule for rule in self.rules if isinstance(rule, Shift)), None)
         self.pending: list[Event] = []
         """Events that nobody has been notified of yet."""
         self.seen: SeenMoments = []
@@ -135,7 +136,7 @@ class Monitor:
 
     def compares(self, n: int) -> bool:
         """Return True if the batch of n images that was just counted is to be compared with the frozen source."""
-        m, only_alarm = self.marks, self.guard.every_rule == (self.alarm,)
+        m, only_alarm = self.marks, self.rules == (self.alarm,)
         regular = m.images - n < m.checking or m.batches % self.guard.compare == 0
         return m.state != "healthy" or (regular and not only_alarm)
 
@@ -173,10 +174,10 @@ class Monitor:
 
     def _rules(self) -> list[tuple[Rule, nn.Module]]:
         if not self.memory:
-            self.memory = nn.ModuleList(rule.init(self._classes) for rule in self.guard.every_rule)
+            self.memory = nn.ModuleList(rule.init(self._classes) for rule in self.rules)
             if self.alarm is not None:
                 self.memory.append(PooledMoments(self._layers, self.alarm.memory))
-        return list(zip(self.guard.every_rule, self.memory, strict=False))
+        return list(zip(self.rules, self.memory, strict=False))
 
     def _decide(self, wanted: list[Action], n: int) -> list[Decision]:
         """Turn what rules ask for into decisions, by the present state."""

@@ -1,4 +1,4 @@
-"""Published rules against collapse, to be tried with any method: `Guard(rules=(*RULES, Sar()))`."""
+"""Published rules against collapse, for use with any method: `Guard(rules=(*RULES, Sar()))`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trueup.validate import check_float, check_int
 
 @dataclass(frozen=True, kw_only=True)
 class Sar(Rule):
-    """SAR (Niu et al., ICLR 2023): back to the source when the running mean of the loss, an entropy, falls too low."""
+    """SAR (Niu et al., ICLR 2023): reset to the source if the running mean of the entropy falls too low."""
 
     threshold: float = 0.2 / math.log(1000)
-    """Part of ln C. Differs: the paper's 0.2 is for 1,000 classes and would be 9 % of the greatest entropy for ten."""
+    """As a factor of ln C. Differs: the paper's 0.2 is for 1,000 classes; for ten it would be 9 % of the maximum."""
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -27,12 +27,12 @@ class Sar(Rule):
         check_float("momentum", self.momentum, 0, 1)
 
     def init(self, classes: int) -> nn.Module:
-        """The running mean; below zero before the first."""
+        """Return the running mean; negative before the first batch."""
         return buffers(mean=torch.full((1,), -1.0), classes=torch.tensor(classes))
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """For methods that minimise something else than entropy, the entropy of the answers serves."""
-        now = signs.entropy * math.log(int(state.classes))
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+        """Judge the entropy of predictions, as methods may minimise another loss."""
+        now = signals.entropy * math.log(int(state.classes))
         mean = now if float(state.mean) < 0 else self.momentum * float(state.mean) + (1 - self.momentum) * now
         state.mean.fill_(mean)
         if mean >= self.threshold * math.log(int(state.classes)):
@@ -43,7 +43,7 @@ class Sar(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class RDumb(Rule):
-    """RDumb (Press et al., NeurIPS 2023): back to the source after so many batches, whatever happens."""
+    """RDumb (Press et al., NeurIPS 2023): reset to the source every `every` batches."""
 
     every: int = 1000
 
@@ -51,31 +51,33 @@ class RDumb(Rule):
         check_int("every", self.every, 1)
 
     def init(self, classes: int) -> nn.Module:
-        """Batches since the last time."""
+        """Return the number of batches since the last reset."""
         return buffers(count=torch.tensor(0))
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """Count."""
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+        """Count batches, and request a reset when the interval is over."""
         state.count.add_(1)
         if int(state.count) < self.every:
             return None
         state.count.zero_()
-        return Action("reset", f"{self.every} batches are over")
+        return Action("reset", f"{self.every} batches since the last reset")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asr(Rule):
-    """ASR (ICLR 2026): when the concentration falls below its running mean, the last layers go back to the source.
+    """ASR (ICLR 2026): reset the last layers to the source if the concentration falls below its running mean.
 
-    Differs: its weighting of parameters by Fisher information is left out; the flip rate enters the momentum only where
-    the batch was compared with the source.
+    Differs: it does not weight parameters by Fisher information; the flip rate enters the momentum only if the batch
+    was compared with the source.
     """
 
     start: float = 0.5
     """The running mean starts at ln(start · C)."""
     momentum: float = 0.15
     keep: float = 0.5
+    """Largest share of layers that a reset leaves alone."""
     slope: float = 20.0
+    """Decrease of that share per nat below the running mean."""
 
     def __post_init__(self) -> None:
         for name in ("start", "momentum", "keep"):
@@ -83,15 +85,15 @@ class Asr(Rule):
         check_float("slope", self.slope, 0)
 
     def init(self, classes: int) -> nn.Module:
-        """The running mean."""
+        """Return the running mean."""
         return buffers(mean=torch.full((1,), math.log(max(1.0, self.start * classes))))
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """The further below, the more layers."""
-        now, mean = diversity(F.softmax(signs.mean_logits, dim=0)), float(state.mean)
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+        """Request a reset of more layers the further the concentration is below its running mean."""
+        now, mean = diversity(F.softmax(signals.mean_logits, dim=0)), float(state.mean)
         flips = 0.0
-        if signs.source is not None:
-            flips = float((signs.classes != signs.source.classes).float().mean())
+        if signals.source is not None:
+            flips = float((signals.classes != signals.source.classes).float().mean())
         rate = self.momentum * (1 - flips)
         state.mean.fill_(mean + rate * (now - mean))
         if now >= mean:
@@ -102,29 +104,29 @@ class Asr(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cotta(Rule):
-    """CoTTA (Wang et al., CVPR 2022): after each step a few values, drawn at random, go back to the source's."""
+    """CoTTA (Wang et al., CVPR 2022): restore random values to the source's after each batch."""
 
     chance: float = 0.01
 
     def __post_init__(self) -> None:
         check_float("chance", self.chance, 0, 1)
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """Always."""
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+        """Request it after every batch."""
         return Action("restore", "", self.chance)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roid(Rule):
-    """ROID (Marsden et al., WACV 2024): after each step the parameters move a little towards the source's."""
+    """ROID (Marsden et al., WACV 2024): move the parameters a little towards the source's after each batch."""
 
     momentum: float = 0.99
 
     def __post_init__(self) -> None:
         check_float("momentum", self.momentum, 0, 1)
 
-    def after(self, signs: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """Always."""
+    def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
+        """Request it after every batch."""
         return Action("pull", "", 1 - self.momentum)
 
 

@@ -1,1 +1,1 @@
-"""Memories of a stream: features per class, pixels, whole images, and the search for neighbours."""
+"""Memories of a stream: banks of features and of pixels, the search for neighbours, and buffers of images."""

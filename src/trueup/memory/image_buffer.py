@@ -1,6 +1,6 @@
-"""Memories of whole images, for methods that learn from them again: which of a stream are kept, and where.
+"""Buffers of images from the stream, for methods that learn from them again.
 
-Who comes and goes is decided image by image, as the papers say; the images themselves are written at once.
+Which images are kept is decided one image at a time, as in the papers; the kept ones are written at once.
 """
 
 import math
@@ -8,15 +8,15 @@ from collections import Counter
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from trueup.memory.journal import Journaled
 
 
 class ImageBuffer(Journaled):
-    """A memory of so many images of one shape with their predicted classes, -1 where a place is empty.
+    """A buffer of images of one shape with their predicted classes; the label of an empty slot is -1.
 
-    Which image comes and goes is for who derives from it. `waiting` counts the images since the last update.
+    Subclasses decide which images are kept. `waiting` is the number of images since the last update.
     """
 
     pixels: Tensor
@@ -28,27 +28,23 @@ class ImageBuffer(Journaled):
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__()
         self.classes = classes
-
-        def whole(*values: int) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=like.device)
-
         self.register_buffer("pixels", torch.zeros(capacity, 0, dtype=like.dtype, device=like.device))  # flat images
-        self.register_buffer("shape", whole())  # of an image, once there is one
-        self.register_buffer("labels", whole(*[-1] * capacity))
-        self.register_buffer("waiting", whole(0))
+        self.register_buffer("shape", torch.zeros(0, dtype=torch.int64, device=like.device))  # empty before any image
+        self.register_buffer("labels", torch.full((capacity,), -1, dtype=torch.int64, device=like.device))
+        self.register_buffer("waiting", torch.zeros(1, dtype=torch.int64, device=like.device))
 
     def verify(self) -> None:
-        """Refuse contents, such as a file's, that no images can have left."""
+        """Refuse inconsistent contents, as from a damaged file."""
         wide = int(self.shape.prod()) if len(self.shape) else 0
         fits = self.pixels.shape == (len(self.labels), wide) and len(self.waiting) == 1 and int(self.waiting) >= 0
         fits = fits and bool(
             (self.shape > 0).all() and (self.labels >= -1).all() and (self.labels < self.classes).all()
         )
         if not fits:
-            raise ValueError("the memory's images do not belong together")
+            raise ValueError("the memory's images, shape and labels do not fit together")
 
-    def suits(self, x: Tensor) -> None:
-        """Refuse images of another shape than those that are kept."""
+    def check_shape(self, x: Tensor) -> None:
+        """Refuse images of another shape than those in the buffer."""
         if len(self.shape) and self.shape.tolist() != list(x.shape[1:]):
             raise ValueError(
                 f"the memory holds images of shape {tuple(self.shape.tolist())}, these have {tuple(x.shape[1:])}: "
@@ -56,31 +52,32 @@ class ImageBuffer(Journaled):
             )
 
     def write(self, x: Tensor, rows: dict[int, int]) -> None:
-        """Put images of a batch into places: rows[place] is the number of the image."""
+        """Write images of a batch into slots: rows[slot] is the image's position in the batch."""
         if not len(self.shape):
             self.shape = torch.tensor(x.shape[1:], dtype=torch.int64, device=self.shape.device)
             self.pixels = self.pixels.new_zeros(len(self.pixels), x[0].numel())
         if rows:
-            self.note(self.pixels, list(rows))
+            self.record(self.pixels, list(rows))
             self.pixels[list(rows)] = x.detach()[list(rows.values())].flatten(1).to(self.pixels)
 
-    def read(self, dtype: torch.dtype | None = None) -> Tensor:
-        """All images, without the empty places."""
+    def read(self, net: nn.Module | None = None) -> Tensor:
+        """Return all stored images, in the precision of `net` if given."""
+        dtype = next((p.dtype for p in net.parameters()), None) if net is not None else None
         return self.pixels[self.labels >= 0].reshape(-1, *self.shape.tolist()).to(dtype or self.pixels.dtype)
 
-    def wait(self, n: int, every: int) -> bool:
-        """Count n images; whether an update is due with them."""
+    def count_images(self, n: int, every: int) -> bool:
+        """Count n images; return True if an update is due, every `every` images."""
         self.waiting.copy_(n + torch.where(self.waiting >= every, 0, self.waiting))
         return bool(self.waiting >= every)
 
-    def due(self, every: int) -> int:
-        """How many images are missing to the next update."""
+    def until_update(self, every: int) -> int:
+        """Return the number of images until the next update."""
         waiting = int(self.waiting)
         return every - waiting if waiting < every else every
 
 
 class PbrsBuffer(ImageBuffer):
-    """Prediction-balanced reservoir sampling: as many images of each predicted class, drawn evenly over time."""
+    """Prediction-balanced reservoir sampling (PBRS): equally many images of each predicted class, uniform over time."""
 
     seen: Tensor
 
@@ -89,43 +86,43 @@ class PbrsBuffer(ImageBuffer):
         self.register_buffer("seen", torch.zeros(classes, dtype=torch.int64, device=like.device))
 
     def verify(self) -> None:
-        """Refuse contents that no images can have left."""
+        """Refuse inconsistent contents."""
         super().verify()
         if len(self.seen) != self.classes or bool((self.seen < 0).any()):
-            raise ValueError("the memory's counts are none")
+            raise ValueError("the memory's counts of images do not fit its classes")
 
     def add(self, x: Tensor, labels: Tensor) -> None:
         """Offer images, one after another."""
-        held, seen, rows = self.labels.tolist(), self.seen.tolist(), {}
-        draws = torch.rand(len(x), 3).tolist()
+        stored, seen, rows = self.labels.tolist(), self.seen.tolist(), {}
+        random = torch.rand(len(x), 3).tolist()
         for i, label in enumerate(labels.tolist()):
             seen[label] += 1
-            place = _place(held, label, seen[label], draws[i])
-            if place is not None:
-                held[place], rows[place] = label, i
+            slot = _choose_slot(stored, label, seen[label], random[i])
+            if slot is not None:
+                stored[slot], rows[slot] = label, i
         self.write(x, rows)
-        self.labels.copy_(torch.tensor(held))
+        self.labels.copy_(torch.tensor(stored))
         self.seen.copy_(torch.tensor(seen))
 
 
-def _place(held: list[int], label: int, seen: int, draws: list[float]) -> int | None:
-    """Where an image goes: an empty place, one of a largest class, or by chance one of its own, if that is largest."""
-    if -1 in held:
-        return held.index(-1)
-    sizes = Counter(held)
+def _choose_slot(stored: list[int], label: int, seen: int, random: list[float]) -> int | None:
+    """Return an empty slot, else one of a largest class; with a certain probability if that is the image's own."""
+    if -1 in stored:
+        return stored.index(-1)
+    sizes = Counter(stored)
     largest = sorted(k for k in sizes if sizes[k] == max(sizes.values()))
     if label not in largest:
-        leaves = largest[int(draws[0] * len(largest))]
-    elif draws[1] <= sizes[label] / seen:
-        leaves = label
+        replaced = largest[int(random[0] * len(largest))]
+    elif random[1] <= sizes[label] / seen:
+        replaced = label
     else:
         return None
-    places = [place for place, k in enumerate(held) if k == leaves]
-    return places[int(draws[2] * len(places))]
+    slots = [slot for slot, k in enumerate(stored) if k == replaced]
+    return slots[int(random[2] * len(slots))]
 
 
 class CstuBuffer(ImageBuffer):
-    """Category-balanced sampling with timeliness and uncertainty (CSTU): who is old or uncertain gives way."""
+    """Category-balanced sampling with timeliness and uncertainty (CSTU): old or uncertain images are replaced."""
 
     age: Tensor
     entropy: Tensor
@@ -137,67 +134,69 @@ class CstuBuffer(ImageBuffer):
         self.register_buffer("entropy", torch.zeros_like(self.labels, dtype=dtype))
 
     def verify(self) -> None:
-        """Refuse contents that no images can have left."""
+        """Refuse inconsistent contents."""
         super().verify()
         fits = self.age.shape == self.entropy.shape == self.labels.shape
         if not fits or bool((self.age < 0).any()) or not bool(self.entropy.isfinite().all()):
-            raise ValueError("the memory's ages and entropies are none")
+            raise ValueError("the memory's ages or entropies are invalid")
 
     def add(self, x: Tensor, labels: Tensor, entropy: Tensor) -> None:
-        """Offer images, one after another; with each of them all that are kept grow older."""
-        held, age, doubt, rows = self.labels.tolist(), self.age.tolist(), self.entropy.tolist(), {}
+        """Offer images, one after another; each one makes all stored images older by one."""
+        stored, age, entropies, rows = self.labels.tolist(), self.age.tolist(), self.entropy.tolist(), {}
         for i, (label, h) in enumerate(zip(labels.tolist(), entropy.tolist(), strict=True)):
-            place = self._place(held, age, doubt, label, h)
-            if place is not None:
-                held[place], age[place], doubt[place], rows[place] = label, 0, h, i
+            slot = self._choose_slot(stored, age, entropies, label, h)
+            if slot is not None:
+                stored[slot], age[slot], entropies[slot], rows[slot] = label, 0, h, i
             age = [a + 1 for a in age]
         self.write(x, rows)
-        for mine, new in ((self.labels, held), (self.age, age), (self.entropy, doubt)):
-            mine.copy_(torch.tensor(new, dtype=mine.dtype))
+        for buffer, new in ((self.labels, stored), (self.age, age), (self.entropy, entropies)):
+            buffer.copy_(torch.tensor(new, dtype=buffer.dtype))
 
-    def _place(self, held: list[int], age: list[int], doubt: list[float], label: int, h: float) -> int | None:
-        """Where an image goes: an empty place while its class is small, else that of the worst, if it is no worse."""
-        n = len(held)
-        sizes = Counter(k for k in held if k >= 0)
-        if sizes[label] < n / self.classes and -1 in held:
-            return held.index(-1)
+    def _choose_slot(
+        self, stored: list[int], age: list[int], entropies: list[float], label: int, h: float
+    ) -> int | None:
+        """Return an empty slot if the class is small, else the slot of the highest score if the image's is lower."""
+        n = len(stored)
+        sizes = Counter(k for k in stored if k >= 0)
+        if sizes[label] < n / self.classes and -1 in stored:
+            return stored.index(-1)
         large = [k for k in sizes if sizes[k] == max(sizes.values())] if sizes[label] < n / self.classes else [label]
 
         def score(age: int, h: float) -> float:
             return 1 / (1 + math.exp(-age / n)) + h / math.log(self.classes)
 
-        rivals = [(score(age[p], doubt[p]), held[p], -age[p], p) for p in range(n) if held[p] in large]
-        worst = max(rivals)  # of equals the last class, and there the newest
+        rivals = [(score(age[i], entropies[i]), stored[i], -age[i], i) for i in range(n) if stored[i] in large]
+        worst = max(rivals)  # ties: the last class, then the newest image
         return worst[3] if worst[0] > score(0, h) else None
 
 
 class LowEntropyBuffer(ImageBuffer):
-    """Of each predicted class the images of lowest entropy, as it was when they came."""
+    """The images of lowest entropy of each predicted class."""
 
     entropy: Tensor
 
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__(capacity, classes, like)
-        # Differs: with more classes than places published code keeps nothing; here the most certain of a class.
+        # Differs: with more classes than slots published code keeps nothing; here one image of a class may stay.
         self.per_class = max(1, capacity // classes)
         self.register_buffer("entropy", self.labels.to(torch.promote_types(like.dtype, torch.float32)))
 
     def verify(self) -> None:
-        """Refuse contents that no images can have left."""
+        """Refuse inconsistent contents."""
         super().verify()
         if self.entropy.shape != self.labels.shape or not bool(self.entropy.isfinite().all()):
-            raise ValueError("the memory's entropies are none")
+            raise ValueError("the memory's entropies are invalid")
 
     def add(self, x: Tensor, labels: Tensor, entropy: Tensor) -> None:
-        """Offer images, all at once; of equals the one that is kept stays."""
+        """Offer images, all at once; at equal entropy the stored one stays."""
         n, labels, entropy = len(self.labels), torch.cat((self.labels, labels)), torch.cat((self.entropy, entropy))
         order = entropy.argsort(stable=True)
         order = order[labels[order].argsort(stable=True)]
-        group = labels[order]  # an image is one too many if so many places before it there is one of its class
+        group = labels[order]  # an image is surplus if the one `per_class` places before it has the same class
         order = order[group != F.pad(group, (self.per_class, 0), value=-1)[: len(group)]]
-        stays = torch.zeros_like(labels, dtype=torch.bool)
-        stays[order[entropy[order].argsort(stable=True)][:n]] = True
-        new = stays[n:].nonzero().flatten()
-        free = (~stays[:n]).nonzero().flatten()[: len(new)]  # of those who leave first: empty places come last
+        kept = torch.zeros_like(labels, dtype=torch.bool)
+        kept[order[entropy[order].argsort(stable=True)][:n]] = True
+        new = kept[n:].nonzero().flatten()
+        free = (~kept[:n]).nonzero().flatten()[: len(new)]  # removed images first: empty slots are last
         self.labels[free], self.entropy[free] = labels[n + new], entropy[n + new]
         self.write(x, dict(zip(free.tolist(), new.tolist(), strict=True)))

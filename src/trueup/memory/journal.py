@@ -12,13 +12,13 @@ class Journal:
     def __init__(self) -> None:
         self._entries: list[tuple[Tensor, Any, Tensor]] = []
 
-    def keep(self, tensor: Tensor, rows: Any) -> None:
-        """Copy rows of a tensor that are about to be overwritten in place."""
+    def record(self, tensor: Tensor, rows: Any) -> None:
+        """Copy rows of a tensor before they are overwritten in place."""
         self._entries.append((tensor, rows, tensor[rows].clone()))
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put all old values back, the newest first; do so once more if interrupted."""
+        """Restore all old values, the newest first; call again if interrupted."""
         for tensor, rows, values in reversed(self._entries):
             tensor[rows] = values
         self._entries.clear()
@@ -31,14 +31,14 @@ class Journal:
 class Journaled(nn.Module):
     """A module with large buffers that are overwritten row by row.
 
-    Before it overwrites rows of a buffer in `large`, it calls `note`. A buffer may also be replaced by a new tensor.
+    Before it overwrites rows of a buffer in `large`, it calls `record`. A buffer may also be replaced by a new tensor.
     """
 
     large: ClassVar[tuple[str, ...]] = ()
     journal: Journal | None = None
-    """Set for the duration of a batch by whoever may have to undo it."""
+    """Set for the duration of a batch that may have to be undone."""
 
-    def note(self, tensor: Tensor, rows: Any) -> None:
-        """Keep rows of a tensor that are about to be overwritten, if a batch may have to be undone."""
+    def record(self, tensor: Tensor, rows: Any) -> None:
+        """Record rows of a tensor before they are overwritten, if there is a journal."""
         if self.journal is not None:
-            self.journal.keep(tensor, rows)
+            self.journal.record(tensor, rows)

@@ -1,7 +1,7 @@
-"""The bank of pixels: per class a fixed number of entries, so that its memory never grows.
+"""The bank of pixels: a fixed number of entries per class.
 
-The newest entries stay, or those of lowest entropy. Entries carry the number of pixels that they stand for, because
-each class is sampled alike however large it is.
+It keeps the newest entries, or those of lowest entropy. An entry's weight is the number of pixels it represents, as the
+same number of pixels is sampled from small and large classes.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class PixelBank(nn.Module):
     """Entries (unit feature, probabilities, entropy, weight) of each class, the newest first.
 
-    `lowest` keeps the entries of lowest entropy instead of the newest, of equals the newest.
+    `keep_lowest` keeps the entries of lowest entropy instead, the newest at equal entropy.
     """
 
     features: Tensor
@@ -22,9 +22,9 @@ class PixelBank(nn.Module):
     arrival: Tensor
     seen: Tensor
 
-    def __init__(self, classes: int, dim: int, capacity: int, like: Tensor, *, lowest: bool = False) -> None:
+    def __init__(self, classes: int, dim: int, capacity: int, like: Tensor, *, keep_lowest: bool = False) -> None:
         super().__init__()
-        self.lowest = lowest
+        self.keep_lowest = keep_lowest
         dtype = torch.promote_types(like.dtype, torch.float32)
 
         def full(*shape: int, value: float = 0.0, dtype: torch.dtype = dtype) -> Tensor:
@@ -34,12 +34,12 @@ class PixelBank(nn.Module):
         self.register_buffer("probs", full(classes))
         self.register_buffer("entropy", full())
         self.register_buffer("weight", full())
-        self.register_buffer("arrival", full(value=-1, dtype=torch.int64))  # -1: no entry yet
+        self.register_buffer("arrival", full(value=-1, dtype=torch.int64))  # -1: no entry
         self.register_buffer("seen", torch.zeros(1, dtype=torch.int64, device=like.device))
 
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, weight: Tensor) -> None:
-        """Offer entries to their classes; features are brought to unit length."""
+        """Offer entries to their classes; features are normalised."""
         arrival = self.seen + torch.arange(len(labels), device=labels.device)
         self.seen += len(labels)
         entries = {
@@ -53,42 +53,42 @@ class PixelBank(nn.Module):
             new = labels == k
             both = {name: torch.cat((values[new], getattr(self, name)[k])) for name, values in entries.items()}
             order = both["arrival"].argsort(descending=True)
-            if self.lowest:
-                order = order[_or_last(both["entropy"], both["arrival"])[order].argsort(stable=True)]
+            if self.keep_lowest:
+                order = order[_sortable_entropy(both["entropy"], both["arrival"])[order].argsort(stable=True)]
             for name, values in both.items():
                 getattr(self, name)[k] = values[order[: self.arrival.shape[1]]]
 
     def prototypes(self, part: float = 1.0) -> Tensor:
-        """The mean of each class's features (C, D), of the part of them that has the lowest entropy, rounded up."""
-        there = self.arrival >= 0
-        wanted = (there.sum(dim=1, keepdim=True) * part).ceil()
-        rank = _or_last(self.entropy, self.arrival).argsort(dim=1, stable=True).argsort(dim=1)
-        chosen = (there & (rank < wanted)).to(self.features.dtype)
-        return torch.einsum("ke,ked->kd", chosen, self.features) / wanted.clamp(min=1).to(self.features.dtype)
+        """Return the mean feature of each class (C, D), over the `part` of lowest entropy, rounded up."""
+        filled = self.arrival >= 0
+        count = (filled.sum(dim=1, keepdim=True) * part).ceil()
+        rank = _sortable_entropy(self.entropy, self.arrival).argsort(dim=1, stable=True).argsort(dim=1)
+        chosen = (filled & (rank < count)).to(self.features.dtype)
+        return torch.einsum("ke,ked->kd", chosen, self.features) / count.clamp(min=1).to(self.features.dtype)
 
     @torch.no_grad()
     def neighbors(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The k most similar entries of each query: similarities (N, k), probabilities (N, k, C), weights (N, k)."""
-        there = self.arrival >= 0
-        features, probs, weight = self.features[there], self.probs[there], self.weight[there]
+        """Return similarities (N, k), probabilities (N, k, C) and weights (N, k) of the k most similar entries."""
+        filled = self.arrival >= 0
+        features, probs, weight = self.features[filled], self.probs[filled], self.weight[filled]
         queries = F.normalize(queries.to(features.dtype), p=2, dim=1, eps=1e-12)
         similarity, rows = (queries @ features.T).topk(min(k, len(features)), dim=1)
         return similarity, probs[rows], weight[rows]
 
 
-def _or_last(entropy: Tensor, arrival: Tensor) -> Tensor:
-    """The entropy of entries, infinite where there is none."""
+def _sortable_entropy(entropy: Tensor, arrival: Tensor) -> Tensor:
+    """Return the entropy of entries, infinity for empty places."""
     return entropy.masked_fill(arrival < 0, torch.inf)
 
 
 def draw_pixels(label: Tensor, samples: int) -> tuple[Tensor, Tensor, Tensor]:
-    """At most so many pixels of each image and class in (N, P), drawn at random: image, pixel, what each stands for."""
-    draw, parts = torch.rand(label.shape, device=label.device), []
+    """Draw up to `samples` pixels of each image and class from labels (N, P): (image, pixel, pixels represented)."""
+    random, parts = torch.rand(label.shape, device=label.device), []
     for k in label.flatten().bincount().nonzero().flatten().tolist():
-        mine = label == k
-        drawn = draw.masked_fill(~mine, -1).topk(min(samples, label.shape[1]), dim=1)
+        of_class = label == k
+        drawn = random.masked_fill(~of_class, -1).topk(min(samples, label.shape[1]), dim=1)
         image, slot = (drawn.values >= 0).nonzero(as_tuple=True)
-        count = mine.sum(dim=1)[image]
+        count = of_class.sum(dim=1)[image]
         parts.append((image, drawn.indices[image, slot], count / count.clamp(max=samples)))
-    image, pixel, share = (torch.cat(part) for part in zip(*parts, strict=True))
-    return image, pixel, share
+    image, pixel, weight = (torch.cat(part) for part in zip(*parts, strict=True))
+    return image, pixel, weight

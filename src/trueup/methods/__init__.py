@@ -2,7 +2,4 @@
 
 from trueup.methods import source, bn, tent, pl, shot_im, t3a, eta, eata, lame, tsd, pixel_tsd  # noqa: F401, I001  (in the paper's order)
 from trueup.methods import tent_clf, pl_clf, bn_alpha, bn_prior, rdumb, shot, tent_prebn, sar, deyo, roid  # noqa: F401
-from trueup.methods import memo, note, rotta, cotta  # noqa: F401
-from trueup.methods import tast  # noqa: F401
-from trueup.methods import tast_bn  # noqa: F401
-from trueup.methods import adacontrast  # noqa: F401
+from trueup.methods import memo, note, rotta, cotta, tast, tast_bn, adacontrast  # noqa: F401

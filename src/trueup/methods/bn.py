@@ -1,4 +1,4 @@
-"""Batch statistics in BatchNorm layers, and nothing else."""
+"""BatchNorm adaptation: statistics of the test batch instead of the source's."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,6 @@ class Bn(Method):
         title="BatchNorm adaptation",
         paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
         tasks=("classification", "segmentation"),
-        passes="1 forward",
-        memory="nothing",
-        works="Shifts of colour, contrast, noise, with batches of 32 or more that mix the classes.",
-        breaks="Single images, small batches, and batches of one class: their statistics mean nothing.",
+        works="Shifts in colour, contrast or noise, with batches of 32 or more images of mixed classes.",
+        breaks="Single images, small batches and batches of one class: their statistics are unreliable.",
     )

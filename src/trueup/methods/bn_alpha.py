@@ -1,4 +1,4 @@
-"""α-BN: the source's statistics in BatchNorm layers, mixed with a fixed part of the batch's."""
+"""α-BN: BatchNorm statistics of the source, mixed with a fixed share of the batch's."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from trueup.methods.bn import Bn
 class BnAlpha(Bn):
     """Mean and variance are (1 - α) source + α batch, with α = 0.1 in `norm="mix:0.1"`; no parameter changes."""
 
-    # Differs: the batch's variance is the biased one, as in training; published code mixes in the unbiased.
+    # Differs: the batch's variance is biased, as in training; published code uses the unbiased one.
     norm: str = "mix:0.1"
 
     info = Info(
@@ -20,6 +20,6 @@ class BnAlpha(Bn):
         title="α-BN",
         paper="You et al., Test-time Batch Statistics Calibration for Covariate Shift, 2021",
         tasks=("classification", "segmentation"),
-        works="Small batches and mild shifts: the source's statistics carry it. Also for single images.",
-        breaks="Corrects a strong shift only by a tenth; a larger part is noisy where batches are small.",
+        works="Small batches, single images and mild shifts: most of the statistics are the source's.",
+        breaks="Corrects only a tenth of a strong shift; a larger α is noisy with small batches.",
     )

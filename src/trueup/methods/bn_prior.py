@@ -1,4 +1,4 @@
-"""BatchNorm statistics of source and batch, weighed by how many images each stands for."""
+"""BatchNorm adaptation with a prior: source and batch statistics, weighted by their number of images."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from trueup.methods.bn import Bn
 class BnPrior(Bn):
     """Mean and variance are (N source + n batch) / (N + n) for n images, with N = 16 in `norm="prior:16"`."""
 
-    # Differs: the batch's variance is the biased one, as in training; published code mixes in the unbiased.
+    # Differs: the batch's variance is biased, as in training; published code uses the unbiased one.
     norm: str = "prior:16"
 
     info = Info(
@@ -20,6 +20,6 @@ class BnPrior(Bn):
         title="BatchNorm adaptation with a prior",
         paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
         tasks=("classification", "segmentation"),
-        works="Batches of changing size: a single image hardly moves the statistics, a large batch sets them.",
-        breaks="A large batch with few classes moves the statistics as `bn` does.",
+        works="Batches of varying size: a single image hardly changes the statistics, a large batch sets them.",
+        breaks="A large batch of few classes distorts the statistics as in `bn`.",
     )

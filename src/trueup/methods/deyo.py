@@ -1,4 +1,4 @@
-"""DeYO: entropy minimisation on samples whose prediction needs the shape of the object."""
+"""DeYO: entropy minimisation on samples whose prediction depends on the object's shape."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from trueup.core.method import GradientMethod, Info, Named
 from trueup.core.registry import register
 from trueup.losses import entropy
-from trueup.methods.sar import forget_gradients, without_last
+from trueup.methods.sar import clear_gradients, sgd_without_last
 from trueup.model.params import Params
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float, check_int
@@ -20,23 +20,24 @@ from trueup.validate import check_float, check_int
 @register
 @dataclass(frozen=True, kw_only=True)
 class Deyo(GradientMethod):
-    """L = mean of w_i H_i over samples with H_i < τ whose predicted probability falls by more than δ in x'_i.
+    """L = mean of w_i H_i over samples with H_i < τ and D_i > δ.
 
-    x' is the image with its patches shuffled, D_i the fall, and w_i = exp(E0 - H_i) + exp(D_i) a constant.
+    D_i is the drop of the predicted class's probability when the image's patches are shuffled; the weight
+    w_i = exp(E0 - H_i) + exp(D_i) takes no gradient.
     """
 
     lr: float = 2.5e-4
     params: Params = "norm"
     margin: float = 0.5
-    """τ as a factor of ln C: entropy below which a sample may be learnt from."""
+    """τ as a factor of ln C: samples of higher entropy are left out."""
     weight_margin: float = 0.4
-    """E0 as a factor of ln C: entropy from which a sample's weight counts down."""
+    """E0 as a factor of ln C, the reference entropy of the weights."""
     fall: float = 0.2
-    """δ: how much less probable the predicted class must be in the shuffled image."""
+    """δ: by how much shuffling must lower the probability of the predicted class."""
     patches: int = 4
     """Patches along each side of an image."""
     spared: float = 0.25
-    """Part of the normalisation layers, the last of the model, that `params="norm"` leaves alone; rounded up."""
+    """Share of normalisation layers, counted from the end of the model, that `params="norm"` skips; rounded up."""
     momentum: float = 0.9
     """Momentum of SGD."""
 
@@ -45,12 +46,12 @@ class Deyo(GradientMethod):
         title="DeYO",
         paper="Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled "
         "Factors, ICLR 2024",
-        unfit="shuffled patches take each pixel away from its place, so there is nothing to compare it with",
+        unfit="shuffling patches moves pixels, so there is no prediction to compare a pixel's with",
         passes="2 forward, 1 backward",
         settings="CIFAR-10-C: Adam with lr=1e-3, batches of 200 (mariodoebler/test-time-adaptation), where this is "
         "SGD. ImageNet-C: lr=1e-3 for a ViT with batches of 64 (Jhyun17/DeYO).",
-        works="Shifts of colour, texture or background that make a model certain for the wrong reason.",
-        breaks="Classes told by texture: they survive the shuffle, and nothing is learnt from them.",
+        works="Shifts in colour, texture or background that make a model confident for the wrong reason.",
+        breaks="Classes recognised by texture: shuffling does not affect them, so nothing is learnt from them.",
     )
 
     def __post_init__(self) -> None:
@@ -63,20 +64,20 @@ class Deyo(GradientMethod):
         check_float("momentum", self.momentum, 0, 1)
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
-        """One pass, and one of the shuffled images, which moves no statistics."""
-        other = shuffled(x, self.patches)
+        """Run the images, and the shuffled images without updating statistics."""
+        shuffled = shuffle_patches(x, self.patches)
         out = net(x, update=True)
-        # Differs: published code shuffles only samples of low entropy, whose batch statistics are then a subset's.
+        # Differs: published code shuffles only samples of low entropy, so their batch statistics are a subset's.
         with torch.no_grad():
-            out.memo["shuffled"] = net(other)
+            out.memo["shuffled"] = net(shuffled)
         return out
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
-        """Weighted entropy of the selected samples; None where none is selected."""
-        other = out.memo["shuffled"] if net.label is None else out.memo["shuffled"].of_label(net.label)
+        """Return the weighted entropy of the selected samples; None if there are none."""
+        shuffled = out.memo["shuffled"] if net.label is None else out.memo["shuffled"].of_label(net.label)
         h, s, unit = entropy(out.logits), F.softmax(out.logits.detach(), dim=1), math.log(out.logits.shape[1])
         label = s.argmax(dim=1, keepdim=True)
-        fall = (s - F.softmax(other.logits, dim=1)).gather(1, label).squeeze(1)
+        fall = (s - F.softmax(shuffled.logits, dim=1)).gather(1, label).squeeze(1)
         chosen = (h.detach() < self.margin * unit) & (fall > self.fall)
         if not bool(chosen.any()):
             return None
@@ -84,16 +85,16 @@ class Deyo(GradientMethod):
         return (weight * h)[chosen].mean()
 
     def after(self, net: SplitModel, out: Output, state: Any) -> None:
-        """Nothing is remembered."""
-        forget_gradients(net)
+        """Clear gradients of skipped layers."""
+        clear_gradients(net)
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
-        """SGD with momentum, without the last normalisation layers."""
-        return without_last(self, named)
+        """Return SGD with momentum for all but the last normalisation layers."""
+        return sgd_without_last(self, named)
 
 
-def shuffled(x: Tensor, patches: int) -> Tensor:
-    """Images (N, C, H, W) cut into patches² pieces that change places, in each image in another order."""
+def shuffle_patches(x: Tensor, patches: int) -> Tensor:
+    """Cut each image of (N, C, H, W) into patches² pieces and shuffle them."""
     if x.ndim != 4:
         raise ValueError(f"DeYO shuffles patches of images (N, C, H, W), not of {tuple(x.shape)}: use eta or sar")
     (n, channels), size, k = x.shape[:2], x.shape[2:], patches

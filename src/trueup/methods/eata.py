@@ -1,4 +1,4 @@
-"""EATA: ETA with a penalty that keeps what mattered for the source where it was."""
+"""EATA: ETA with a penalty on changes of weights that matter for the source domain."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ class Eata(Eta):
         tasks=("classification", "segmentation"),
         needs=("prepare",),
         passes="1 forward, 1 backward",
-        memory="the mean prediction, and a value for each parameter",
+        memory="the mean prediction, and two values for each updated parameter",
         settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, fisher_weight=1, batches of 200 "
         "(mariodoebler/test-time-adaptation), where this is SGD.",
-        works="As ETA, and where the source domain comes back: what mattered there is kept.",
-        breaks="Without source images before deployment it is ETA.",
+        works="As ETA, and streams that return to the source domain: weights that matter there hardly change.",
+        breaks="Without source images before deployment it is the same as ETA.",
     )
 
     def __post_init__(self) -> None:
@@ -42,14 +42,14 @@ class Eata(Eta):
         check_float("fisher_weight", self.fisher_weight, 0)
 
     def init(self, net: SplitModel) -> nn.Module:
-        """Fisher information F and the source values θ0, in the order of the selected parameters."""
+        """Add Fisher information F and source values θ0, in the order of the selected parameters."""
         state = super().init(net)
         state.fisher = _buffers([torch.zeros_like(p) for p in net.selected.values()])
         state.anchor = _buffers([p.detach().clone() for p in net.selected.values()])
         return state
 
     def prepare(self, net: SplitModel, loader: Iterable[Tensor], state: Any) -> None:
-        """F: the squared gradient of a batch's mean cross-entropy with its own predictions, averaged over batches."""
+        """Estimate F: squared gradients of the cross-entropy with a batch's own predictions, averaged over batches."""
         parameters, fisher = list(net.selected.values()), list(state.fisher.buffers())
         batches = 0
         for x in loader if parameters else ():
@@ -64,7 +64,7 @@ class Eata(Eta):
             total /= max(1, batches)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
-        """ETA's loss and the penalty; None where ETA selects no sample."""
+        """Return ETA's loss plus the penalty; None if ETA selects no sample."""
         loss = super().loss(net, out, state)
         if loss is None:
             return None

@@ -24,10 +24,10 @@ class Eta(GradientMethod):
     lr: float = 2.5e-4
     params: Params = "norm"
     margin: float = 0.4
-    """E0 as a factor of ln C: entropy below which a sample is reliable."""
+    """E0 as a factor of ln C: samples of lower entropy are reliable."""
     redundancy: float | str = "auto"
-    """ε: cosine with m from which a sample is redundant. "auto" is max(0.05, 1.25/√C): the reference value 0.05 rejects
-    nearly all samples of a task with fewer than 400 classes, because even a one-hot prediction has cosine 1/√C."""
+    """ε: samples whose cosine with m is at least this are redundant. "auto" is max(0.05, 1.25/√C): the published 0.05
+    rejects nearly all samples of a task with fewer than 400 classes, as even a one-hot prediction has cosine 1/√C."""
     momentum: float = 0.9
     """Momentum of SGD."""
 
@@ -41,8 +41,8 @@ class Eta(GradientMethod):
         settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, batches of 200 (mariodoebler/test-time-adaptation), "
         'where this is SGD. ImageNet-C: redundancy=0.05, which is what "auto" gives for 1,000 classes '
         "(mr-eggplant/EATA).",
-        works="Streams with many uncertain or redundant images, which it leaves out.",
-        breaks="Few classes, if redundancy is the published 0.05: nearly every image is left out.",
+        works="Streams with many uncertain or redundant images, which it skips.",
+        breaks="Few classes with the published redundancy of 0.05: nearly every image is skipped.",
     )
 
     def __post_init__(self) -> None:
@@ -53,21 +53,17 @@ class Eta(GradientMethod):
             check_float("redundancy", self.redundancy, 0)
 
     def init(self, net: SplitModel) -> nn.Module:
-        """The running mean m of selected predictions; zero until there is one."""
-        state = nn.Module()
-        like = next(net.parameters(), torch.empty(0))
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        state.register_buffer("mean", torch.zeros(net.classes, device=like.device, dtype=dtype))
-        return state
+        """Return the running mean m of selected predictions; zero before the first."""
+        return running_mean(net, [0.0] * net.classes)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
-        """Weighted entropy of the selected samples; None where none is selected."""
+        """Return the weighted entropy of the selected samples; None if there are none."""
         classes = out.logits.shape[1]
-        # Differs: "auto" is not in the published code, which has 0.05 for 1,000 classes.
+        # Differs: "auto" is not in the published code, which uses 0.05 for 1,000 classes.
         epsilon = max(0.05, 1.25 / math.sqrt(classes)) if self.redundancy == "auto" else float(self.redundancy)
         h = entropy(out.logits)
         probs = F.softmax(out.logits.detach(), dim=1).movedim(1, -1)
-        # With m = 0, before any sample was selected, the cosine is 0 and nothing is redundant.
+        # m is 0 before any sample was selected; then nothing is redundant.
         similarity = F.cosine_similarity(state.mean.to(probs), probs, dim=-1).abs()
         threshold = self.margin * math.log(classes)
         chosen = (h.detach() < threshold) & ((similarity < epsilon) | ~state.mean.any())
@@ -78,7 +74,7 @@ class Eta(GradientMethod):
         return (torch.exp(threshold - h.detach()) * h).mean()
 
     def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
-        """m moves a tenth of the way to the mean of what was selected."""
+        """Move m a tenth of the way to the mean of the selected predictions."""
         chosen = out.memo.get("chosen")
         if chosen is not None and len(chosen):
             mean = chosen.mean(dim=0).to(state.mean)
@@ -86,6 +82,14 @@ class Eta(GradientMethod):
         return None
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
-        """SGD with momentum."""
+        """Return SGD with momentum."""
         parameters = [p for _, p in named]
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fusable(parameters))
+
+
+def running_mean(net: SplitModel, start: list[float]) -> nn.Module:
+    """Return a state with one buffer, `mean`, in the network's precision but at least float32."""
+    state, like = nn.Module(), next(net.parameters(), torch.empty(0))
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    state.register_buffer("mean", torch.tensor(start, dtype=dtype, device=like.device))
+    return state

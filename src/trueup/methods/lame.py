@@ -1,4 +1,4 @@
-"""LAME: correct the predictions of a batch so that similar features agree; the model stays as it is."""
+"""LAME: correct the predictions of a batch so that similar features agree; the model does not change."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ class Lame(Method):
     affinity: str = "knn"
     """W: "knn" (1 for the nearest neighbours), "rbf" (Gaussian of the distance), "linear" (cosine)."""
     neighbors: int = 5
-    """Neighbours for "knn"; for "rbf" the width is the mean distance to this neighbour, the image itself counted."""
+    """Neighbours for "knn". For "rbf" the width is the mean distance to this neighbour, counting the image itself."""
     symmetric: bool = False
     """Make "knn" symmetric: the mean of W and its transpose."""
 
@@ -31,13 +31,11 @@ class Lame(Method):
         title="LAME",
         paper="Boudiaf et al., Parameter-Free Online Test-Time Adaptation, CVPR 2022",
         needs=("head",),
-        unfit="it compares all pairs of a batch, and half a million pixels have more pairs than any memory holds",
-        passes="1 forward",
+        unfit="it compares all pairs of a batch, and the pairs of half a million pixels fit into no memory",
         lost="the agreement of similar images in a batch",
-        memory="nothing",
         settings='affinity="rbf" for CIFAR-10-C and ImageNet-C (mariodoebler/test-time-adaptation).',
-        works="Batches in which neighbours share a class: video, bursts.",
-        breaks="Shuffled streams: it answers worse than the source there.",
+        works="Batches in which consecutive images share a class: video, bursts.",
+        breaks="Shuffled streams: worse than the source there.",
     )
 
     def __post_init__(self) -> None:
@@ -47,21 +45,21 @@ class Lame(Method):
         check_bool("symmetric", self.symmetric)
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
-        """Log-probabilities; those of the model for a batch of one image."""
+        """Return log-probabilities; those of the model for a batch of one image."""
         if len(out.logits) == 1:  # Differs: published code divides 0 by 0
             return F.log_softmax(out.logits, dim=1)
         features = F.normalize(out.features, p=2, dim=1)
         return propagate((F.softmax(out.logits, dim=1) + 1e-10).log(), self.weights(features))
 
     def weights(self, features: Tensor) -> Tensor:
-        """The affinity matrix W (N, N) of unit features."""
+        """Return the affinity matrix W (N, N) of unit features."""
         if self.affinity == "linear":
             return features @ features.T
         distance = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
         n = len(features)
         if self.affinity == "rbf":
             nearest = distance.topk(min(self.neighbors, n), dim=1, largest=False).values
-            # Differs: clamped, so that a batch of identical images has a width.
+            # Differs: clamped, so that the width is not 0 for identical images.
             sigma = nearest[:, -1].mean().clamp(min=1e-6)
             return torch.exp(-distance.square() / (2 * sigma.square()))
         nearest = distance.fill_diagonal_(torch.inf).topk(min(self.neighbors, n - 1), dim=1, largest=False).indices
@@ -70,11 +68,10 @@ class Lame(Method):
 
 
 def propagate(log_s: Tensor, weights: Tensor, iterations: int = 100) -> Tensor:
-    """Iterate log Y = log_softmax(log s + W Y) until the energy of the problem stands still."""
+    """Iterate log Y = log_softmax(log s + W Y) until the energy converges."""
     log_y, before = F.log_softmax(log_s, dim=1), torch.inf
     for i in range(iterations):
-        pull = weights @ log_y.exp()
-        log_y = F.log_softmax(log_s + pull, dim=1)
+        log_y = F.log_softmax(log_s + weights @ log_y.exp(), dim=1)
         energy = float(energy_of(log_s, weights, log_y))
         if i > 1 and abs(energy - before) <= 1e-8 * abs(before):
             break
@@ -83,6 +80,6 @@ def propagate(log_s: Tensor, weights: Tensor, iterations: int = 100) -> Tensor:
 
 
 def energy_of(log_s: Tensor, weights: Tensor, log_y: Tensor) -> Tensor:
-    """E(Y) = Σ Y (-log s) - Y (W Y) + Y log Y."""
+    """Return E(Y) = Σ Y (-log s) - Y (W Y) + Y log Y."""
     y = log_y.exp()
     return (y * (-log_s - weights @ y + y.clamp(min=1e-20).log())).sum()

@@ -1,4 +1,4 @@
-"""NOTE: what a stream shows is kept balanced by class; statistics and affine parameters learn from that."""
+"""NOTE: instance-aware normalisation, trained on a memory of images that is balanced by class."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from trueup.validate import check_int
 @register
 @dataclass(frozen=True, kw_only=True)
 class Note(GradientMethod):
-    """L = mean over the memory's images and the classes of -s log s, once every so many images."""
+    """L = mean of -s log s over the memory's images and the classes, every `every` images."""
 
     norm: str = "instance:4"
     params: Params = "norm"
@@ -32,12 +32,12 @@ class Note(GradientMethod):
         title="NOTE",
         paper="Gong et al., NOTE: Robust Continual Test-time Adaptation Against Temporal Correlation, NeurIPS 2022",
         needs=("one class",),
-        unfit="its memory is balanced by the one class that an image has",
-        passes="1 forward; 1 forward and backward of 64 kept images for every 64",
+        unfit="its memory is balanced by the class of each image, and pixels have many",
+        passes="1 forward; 1 forward and backward of 64 stored images for every 64",
         memory="64 images",
         images=True,
-        works="Streams in which a class comes many times in a row; single images.",
-        breaks="A source model that was trained without instance-aware normalisation gains less, or loses.",
+        works="Streams with many images of one class in a row; single images.",
+        breaks="Source models trained without instance-aware normalisation gain less, or lose.",
     )
 
     def __post_init__(self) -> None:
@@ -46,41 +46,37 @@ class Note(GradientMethod):
         check_int("every", self.every, 1)
 
     def init(self, net: SplitModel) -> PbrsBuffer:
-        """An empty memory."""
+        """Return an empty memory."""
         return PbrsBuffer(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
 
     def rows(self, state: PbrsBuffer, n: int) -> int:
-        """Up to the next update; robust statistics want whole batches to learn from."""
-        return n if self.norm == "robust" else min(n, state.due(self.every))
+        """Take rows up to the next update; robust statistics need whole batches."""
+        return n if self.norm == "robust" else min(n, state.until_update(self.every))
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
-        """Each image by itself, with what was learnt so far; the gradient is the memory's alone."""
-        state.suits(x)
+        """Predict without gradient: only the memory is learnt from."""
+        state.check_shape(x)
         with torch.no_grad():
-            return net(x, update=not self._remembers)
+            return net(x, update=not self._learns_statistics)
 
     def observe(self, net: SplitModel, out: Output, state: PbrsBuffer) -> None:
-        """Offer the images to the memory; when an update is due, statistics move to the memory's."""
+        """Offer the images to the memory; if an update is due, update statistics from the memory."""
         state.add(out.x, out.logits.argmax(dim=1))
-        if state.wait(len(out.x), self.every):
+        if state.count_images(len(out.x), self.every):
             with torch.enable_grad(), net.centred():
-                out.memo["logits"] = net(_images(net, state), update=self._remembers).logits
+                out.memo["logits"] = net(state.read(net), update=self._learns_statistics).logits
 
     def loss(self, net: SplitModel, out: Output, state: PbrsBuffer) -> Tensor | None:
-        """Entropy of the memory's images, also averaged over classes; None between updates."""
+        """Return the entropy of the memory's images, averaged over classes too; None between updates."""
         if int(state.waiting) < self.every:
             return None
-        if "logits" not in out.memo:  # a further step
+        if "logits" not in out.memo:  # second and later steps
             with net.centred():
-                out.memo["logits"] = net(_images(net, state)).logits
+                out.memo["logits"] = net(state.read(net)).logits
         s = F.softmax(out.memo["logits"], dim=1)
         return -(s * (s + 1e-6).log()).mean()
 
     @property
-    def _remembers(self) -> bool:
-        """Whether statistics are learnt from the memory; those of another policy are as that says."""
+    def _learns_statistics(self) -> bool:
+        """True if statistics are learnt from the memory; other policies update them from the batch."""
         return self.norm.startswith("instance")
-
-
-def _images(net: SplitModel, state: PbrsBuffer) -> Tensor:
-    return state.read(next((p.dtype for p in net.parameters()), None))

@@ -1,6 +1,6 @@
-"""TSD for segmenters: a pixel takes the place of an image.
+"""TSD for segmentation models: each pixel is a sample.
 
-The paper says neither which pixels enter the bank nor how many; what is decided here, and why: docs/segmentation.md.
+The paper does not say which pixels enter the bank, nor how many; docs/segmentation.md explains the choices made here.
 """
 
 from dataclasses import dataclass, replace
@@ -18,17 +18,17 @@ from trueup.methods.tsd import Tsd
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_float, check_int
 
-SEED_WEIGHT = 1e-6  # what the head's rows count as neighbours: they stand for no pixel
+SEED_WEIGHT = 1e-6  # weight of the head's rows as neighbours: they represent no pixels
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class PixelTsd(GradientMethod):
-    """L = L_tsd + λ L_mslc, at the resolution of the head: L_tsd over all pixels, L_mslc over some drawn at random."""
+    """L = L_tsd + λ L_mslc at the head's resolution: L_tsd over all pixels, L_mslc over a random sample."""
 
     per_class: int | str | None = "half"
-    """Which entries of a class make its prototype: "half" (those of lower entropy), None (all), or a number M: then the
-    bank keeps the M of lowest entropy for ever, as the paper does with images, instead of the newest."""
+    """Entries of a class that make its prototype: "half" (those of lower entropy), None (all), or a number M: then the
+    bank keeps the M entries of lowest entropy instead of the newest, as the paper does with images."""
     neighbors: int = 64
     """K: neighbours in the bank that a prediction is aligned with."""
     alignment: float = 0.1
@@ -36,7 +36,7 @@ class PixelTsd(GradientMethod):
     consistency: bool = True
     """Learn only from pixels whose nearest prototype agrees with the prediction."""
     balanced: bool = True
-    """Let all predicted classes count alike in L_tsd, however many pixels they have."""
+    """Give all predicted classes the same weight in L_tsd, whatever their number of pixels."""
     samples: int = 32
     """Pixels of each image and predicted class that enter the bank, drawn at random."""
     capacity: int | None = None
@@ -55,36 +55,36 @@ class PixelTsd(GradientMethod):
         check_float("alignment", self.alignment, 0)
         for name in ("consistency", "balanced"):
             check_bool(name, getattr(self, name))
-        keeps = self.per_class if isinstance(self.per_class, int) else self.capacity
-        if self.capacity not in (None, keeps):
-            raise ValueError(f"capacity={self.capacity}: with per_class={keeps} the bank keeps {keeps} of each class")
-        object.__setattr__(self, "capacity", keeps or 1024)
+        capacity = self.per_class if isinstance(self.per_class, int) else self.capacity
+        if self.capacity not in (None, capacity):
+            raise ValueError(f"capacity={self.capacity}: per_class={capacity} keeps {capacity} of each class")
+        object.__setattr__(self, "capacity", capacity or 1024)
 
     def init(self, net: SplitModel) -> PixelBank:
-        """A bank that starts with the head's rows w_k, each in its own class."""
+        """Return a bank that starts with the head's rows w_k, each in its own class."""
         weight, capacity = net.weight.detach(), self.capacity or 1024
-        ring = PixelBank(net.classes, weight.shape[1], capacity, weight, lowest=isinstance(self.per_class, int))
+        bank = PixelBank(net.classes, weight.shape[1], capacity, weight, keep_lowest=isinstance(self.per_class, int))
         scores, labels = net.classify(weight), torch.arange(net.classes, device=weight.device)
         small = torch.full_like(labels, SEED_WEIGHT, dtype=scores.dtype)
-        ring.insert(weight, F.softmax(scores, dim=1), labels, entropy(scores), small)
-        return ring
+        bank.insert(weight, F.softmax(scores, dim=1), labels, entropy(scores), small)
+        return bank
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
-        """One pass; the pixels to align are drawn here, so that the loss has nothing random, and labels share them."""
+        """Run the images, and draw the pixels to align: so the loss is deterministic, and labels share the pixels."""
         out = net(x, update=True)
         out.memo["length"] = out.features.flatten(2).square().sum(dim=1)
         out.memo["queries"] = torch.randperm(out.scores[:, 0].numel(), device=x.device)[: self.queries]
         return out
 
     def observe(self, net: SplitModel, out: Output, state: PixelBank) -> None:
-        """Some pixels of each image and class enter; an entry weighs as many pixels as it stands for."""
+        """Insert pixels drawn from each image and class, weighted by the number of pixels each represents."""
         z, p = out.features.flatten(2), out.scores.flatten(2)
-        image, pixel, share = draw_pixels(_labels(out), self.samples)
+        image, pixel, weight = draw_pixels(_labels(out), self.samples)
         scores, label = p[image, :, pixel], _labels(out)[image, pixel]
-        state.insert(z[image, :, pixel], F.softmax(scores, dim=1), label, entropy(scores), share)
+        state.insert(z[image, :, pixel], F.softmax(scores, dim=1), label, entropy(scores), weight)
 
     def loss(self, net: SplitModel, out: Output, state: PixelBank) -> Tensor | None:
-        """The two terms of the paper over pixels."""
+        """Return the paper's two terms over pixels."""
         z, p = (t.flatten(2).to(state.features.dtype) for t in (out.features, out.scores))
         s = F.softmax(p, dim=1)
         distillation = self._distillation(z, out.memo["length"], s.detach(), _labels(out), state)
@@ -100,7 +100,7 @@ class PixelTsd(GradientMethod):
     def _distillation(self, z: Tensor, length: Tensor, target: Tensor, label: Tensor, bank: PixelBank) -> Tensor | None:
         prototypes = F.normalize(bank.prototypes(0.5 if self.per_class == "half" else 1.0), p=2, dim=1, eps=1e-12)
         u = (prototypes @ z) / length.unsqueeze(1).clamp(min=1e-12).sqrt()
-        weight = (length > 1e-12).to(u.dtype)  # a feature of no length has no direction to learn
+        weight = (length > 1e-12).to(u.dtype)  # a zero feature has no direction
         if self.balanced:
             weight /= label.flatten().bincount(minlength=len(prototypes))[label]
         if self.consistency:
@@ -110,7 +110,7 @@ class PixelTsd(GradientMethod):
 
 
 def _labels(out: Output) -> Tensor:
-    """The predicted class of each pixel (N, P); worked out once, for it takes its time."""
+    """Return the predicted class of each pixel (N, P), computed once per batch."""
     if "label" not in out.memo:
         out.memo["label"] = out.scores.detach().flatten(2).max(dim=1).indices
     return torch.as_tensor(out.memo["label"])

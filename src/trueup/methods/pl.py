@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
+from trueup.losses import pseudo_label_loss
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float
 
@@ -18,7 +18,7 @@ class Pl(GradientMethod):
     """L = mean CE(p_i, argmax p_i) over the samples whose confidence is above the threshold."""
 
     threshold: float = 0.9
-    """Confidence above which a prediction is taken for a label."""
+    """Predictions of higher confidence become labels."""
 
     info = Info(
         name="pl",
@@ -26,9 +26,8 @@ class Pl(GradientMethod):
         paper="Lee, Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method, ICML workshop 2013",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
-        memory="nothing",
-        works="Where confident predictions are right.",
-        breaks="Where they are not: confident mistakes are learnt, with many classes until nothing else is left.",
+        works="Models whose confident predictions are right.",
+        breaks="Confident mistakes are learnt and reinforced, most with many classes.",
     )
 
     def __post_init__(self) -> None:
@@ -36,9 +35,6 @@ class Pl(GradientMethod):
         check_float("threshold", self.threshold, 0, 1)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
-        """Cross-entropy with the confident predictions; None where there is none."""
-        confidence, label = F.softmax(out.logits.detach(), dim=1).max(dim=1)
-        confident = confidence > self.threshold
-        if not bool(confident.any()):
-            return None  # Differs: published code steps all the same, along Adam's momentum
-        return F.cross_entropy(out.logits, label, reduction="none")[confident].mean()
+        """Return the cross-entropy with confident predictions; None if there are none."""
+        # Differs: without confident predictions published code still steps, along Adam's momentum.
+        return pseudo_label_loss(out.logits, self.threshold)

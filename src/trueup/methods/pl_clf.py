@@ -1,4 +1,4 @@
-"""PL-C: train the classifier alone on the model's own confident predictions."""
+"""PL-C: train only the classifier on the model's own confident predictions."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from trueup.model.params import Params
 @register
 @dataclass(frozen=True, kw_only=True)
 class PlClf(Pl):
-    """PL's loss, with only the head trained; features are the source model's, as in T3A's library."""
+    """PL's loss, with only the head trained; features are the source model's, as in T3A's code."""
 
     norm: str = "source"
     lr: float = 5e-5
@@ -24,6 +24,6 @@ class PlClf(Pl):
         "Generalization, NeurIPS 2021",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward of the head",
-        works="Cheap: the backbone takes no gradient. Helps where confident predictions are right.",
-        breaks="Confident mistakes are learnt, too; where no prediction is confident nothing happens.",
+        works="Cheap: no gradient through the backbone. Helps if confident predictions are right.",
+        breaks="Confident mistakes are learnt; without confident predictions nothing changes.",
     )

@@ -1,4 +1,4 @@
-"""RDumb: ETA that starts afresh at fixed intervals."""
+"""RDumb: ETA with a reset at fixed intervals."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,10 +16,10 @@ from trueup.validate import check_int
 @register
 @dataclass(frozen=True, kw_only=True)
 class Rdumb(Eta):
-    """ETA's loss; after every so many batches weights, optimiser and running mean go back to the source."""
+    """ETA's loss; every `every` batches weights, optimiser and running mean are reset to the source."""
 
     every: int = 1000
-    """Batches between two fresh starts."""
+    """Batches between two resets."""
 
     info = Info(
         name="rdumb",
@@ -31,8 +31,8 @@ class Rdumb(Eta):
         memory="the mean prediction and a count of batches",
         settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, batches of 200 (mariodoebler/test-time-adaptation), "
         "where this is SGD.",
-        works="Long streams that change: whatever goes wrong lasts for one interval.",
-        breaks="What was learnt is lost as well, and a collapse within one interval is not noticed.",
+        works="Long streams that change: an error lasts for one interval at most.",
+        breaks="A reset also loses what was learnt, and a collapse within an interval goes unnoticed.",
     )
 
     def __post_init__(self) -> None:
@@ -40,16 +40,16 @@ class Rdumb(Eta):
         check_int("every", self.every, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
-        """ETA's running mean, and the batches since the last fresh start."""
+        """Add the number of batches since the last reset to ETA's running mean."""
         state = super().init(net)
         state.register_buffer("count", torch.zeros(1, dtype=torch.int64, device=state.get_buffer("mean").device))
         return state
 
     def observe(self, net: SplitModel, out: Output, state: Any) -> None:
-        """Count the batch; here, because `after` runs once for each of several steps."""
+        """Count the batch; `after` would count each of several steps."""
         state.count += 1
 
     def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
-        """ETA's running mean moves; a full interval ends with a fresh state, whose count is zero."""
+        """Update ETA's running mean; ask for a reset at the end of an interval."""
         super().after(net, out, state)
         return "reset" if int(state.count) >= self.every else None

@@ -1,4 +1,4 @@
-"""RoTTA: a slow teacher answers; the student learns from a memory that is balanced, recent and certain."""
+"""RoTTA: a slow teacher predicts; the student learns from a memory of balanced, recent, certain images."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,19 +30,19 @@ class Rotta(GradientMethod):
     every: int = 64
     """Images between two updates."""
     momentum: float = 0.999
-    """How much of the teacher stays at an update; the rest is the student's."""
+    """Share of the teacher that is kept at each update; the rest is the student's."""
 
     info = Info(
         name="rotta",
         title="RoTTA",
         paper="Yuan et al., Robust Test-Time Adaptation in Dynamic Scenarios, CVPR 2023",
         needs=("one class",),
-        unfit="its memory is balanced by the one class that an image has",
-        passes="1 forward; 2 forwards and 1 backward of 64 kept images for every 64",
+        unfit="its memory is balanced by the class of each image, and pixels have many",
+        passes="1 forward; 2 forwards and 1 backward of 64 stored images for every 64",
         memory="64 images and a copy of the model",
         images=True,
-        works="Streams that change slowly and in which a class comes many times in a row; single images.",
-        breaks="It is slow to follow a sudden change: its statistics and its teacher move once in 64 images.",
+        works="Streams that change slowly, with many images of one class in a row; single images.",
+        breaks="Slow to follow a sudden change: statistics and teacher are updated once in 64 images.",
     )
 
     def __post_init__(self) -> None:
@@ -52,54 +52,54 @@ class Rotta(GradientMethod):
         check_float("momentum", self.momentum, 0, 1)
 
     def init(self, net: SplitModel) -> nn.Module:
-        """The teacher and an empty memory."""
+        """Return the teacher and an empty memory."""
         state = nn.Module()
         state.teacher = net.clone()
         state.memory = CstuBuffer(self.capacity, net.classes, next(net.parameters(), torch.empty(0)))
         return state
 
     def rows(self, state: Any, n: int) -> int:
-        """Up to the next update; robust statistics want whole batches to learn from."""
-        # Differs: published code answers a whole batch before the updates that fall into it.
-        return n if self.norm == "robust" else min(n, state.memory.due(self.every))
+        """Take rows up to the next update; robust statistics need whole batches."""
+        # Differs: published code predicts a whole batch before the updates that fall into it.
+        return n if self.norm == "robust" else min(n, state.memory.until_update(self.every))
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
-        """The teacher answers, with the statistics that it has; the gradient is the memory's alone."""
+        """Predict with the teacher and its estimates, without gradient: only the memory is learnt from."""
         check_images(x)
-        state.memory.suits(x)
+        state.memory.check_shape(x)
         with torch.no_grad():
             out: Output = state.teacher(x)
         return out
 
     def observe(self, net: SplitModel, out: Output, state: Any) -> None:
-        """Offer the images to the memory; when an update is due, the statistics of both move to the memory's."""
+        """Offer the images to the memory; if an update is due, update both networks' statistics from the memory."""
         s = F.softmax(out.logits, dim=1)
         state.memory.add(out.x, s.argmax(dim=1), -(s * (s + 1e-6).log()).sum(dim=1))
-        if state.memory.wait(len(out.x), self.every):
-            self._look(net, out, state, update=True)
+        if state.memory.count_images(len(out.x), self.every):
+            self._run_memory(net, out, state, update=True)
             state.teacher.update_estimates()
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor | None:
-        """Disagreement with the teacher on the memory, of old images less; None between updates."""
+        """Return the cross-entropy with the teacher on the memory, weighted by age; None between updates."""
         memory = state.memory
         if int(memory.waiting) < self.every:
             return None
-        if "logits" not in out.memo:  # a further step
-            self._look(net, out, state, update=False)
+        if "logits" not in out.memo:  # second and later steps
+            self._run_memory(net, out, state, update=False)
         weight = torch.sigmoid(-memory.age[memory.labels >= 0].to(out.memo["logits"]) / self.capacity)
         return (weight * soft_cross_entropy(out.memo["target"], out.memo["logits"])).mean()
 
     def after(self, net: SplitModel, out: Output, state: Any) -> None:
-        """After an update the teacher moves a little to the student; its statistics are its own."""
+        """Move the teacher towards the student after an update; it keeps its own statistics."""
         if int(state.memory.waiting) >= self.every:
             for name, p in net.selected.items():
                 state.teacher.selected[name].lerp_(p, 1 - self.momentum)
 
-    def _look(self, net: SplitModel, out: Output, state: Any, *, update: bool) -> None:
-        """The teacher at the kept images, the student at strong views of them."""
-        images = state.memory.read(next((p.dtype for p in net.parameters()), None))
+    def _run_memory(self, net: SplitModel, out: Output, state: Any, *, update: bool) -> None:
+        """Run the teacher on the stored images and the student on strong views of them."""
+        images = state.memory.read(net)
         with torch.no_grad():
             out.memo["target"] = F.softmax(state.teacher(images, update=update).logits, dim=1)
-        # Differs: the gradient takes the statistics as constants, also the twentieth that is the batch's.
+        # Differs: no gradient flows through the statistics, not even through the batch's 5 % of them.
         with torch.enable_grad():
             out.memo["logits"] = net(cotta_view(images, net.pixels), update=update).logits

@@ -15,7 +15,7 @@ from trueup.model.split_model import Output, SplitModel
 @register
 @dataclass(frozen=True, kw_only=True)
 class ShotIm(GradientMethod):
-    """L = mean_i H(p_i) + Σ_k p̄_k log p̄_k: each prediction certain, all together diverse."""
+    """L = mean_i H(p_i) + Σ_k p̄_k log p̄_k: each prediction certain, the mean prediction p̄ diverse."""
 
     params: Params = "backbone"
 
@@ -25,11 +25,10 @@ class ShotIm(GradientMethod):
         paper="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
-        memory="nothing",
         works="Balanced streams with large batches: among the best on the embedded digits.",
-        breaks="Streams where classes are rare or come one after another: predictions are spread all the same.",
+        breaks="Streams with rare classes or sorted by class: predictions are spread over all classes anyway.",
     )
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
-        """Mean entropy minus the entropy of the mean."""
+        """Return the mean entropy minus the entropy of the mean."""
         return entropy(out.logits).mean() + negative_diversity(out.logits)

@@ -1,4 +1,4 @@
-"""The source model as it is: the row to beat."""
+"""The source model without adaptation: the baseline."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from trueup.core.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class Source(Method):
-    """No adaptation: the paper's ERM row."""
+    """No adaptation: the ERM row of the TSD paper."""
 
     features_only = True
     info = Info(
@@ -17,8 +17,6 @@ class Source(Method):
         title="No adaptation",
         paper="Vapnik, Statistical Learning Theory, 1998 (ERM)",
         tasks=("classification", "segmentation"),
-        passes="1 forward",
-        memory="nothing",
-        works="Always, as the model that one has; the measure of all others.",
-        breaks="Does not follow any shift.",
+        works="Always: the baseline for all other methods.",
+        breaks="Does not adapt to any shift.",
     )

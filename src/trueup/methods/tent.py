@@ -26,13 +26,12 @@ class Tent(GradientMethod):
         paper="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward",
-        memory="nothing",
         settings="ImageNet-C: SGD with lr=2.5e-4 and momentum 0.9, batches of 64 (mr-eggplant/EATA), where this is "
         "Adam.",
-        works="Mild shifts with large, mixed batches; cheap in memory, as only norms are updated.",
-        breaks="Long streams and streams of one class after another: answers collapse onto few classes.",
+        works="Mild shifts with large, mixed batches; needs little memory, as only norms are updated.",
+        breaks="Long streams and streams sorted by class: predictions collapse onto few classes.",
     )
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
-        """The mean entropy of the batch."""
+        """Return the mean entropy of the batch."""
         return entropy(out.logits).mean()

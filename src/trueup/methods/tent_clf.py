@@ -1,4 +1,4 @@
-"""Tent-C: minimise the entropy of predictions through the classifier alone."""
+"""Tent-C: minimise the entropy of predictions through the classifier only."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from trueup.model.params import Params
 @register
 @dataclass(frozen=True, kw_only=True)
 class TentClf(Tent):
-    """Tent's L = mean_i H(p_i), with only the head trained; features are the source model's, as in T3A's library."""
+    """Tent's L = mean_i H(p_i), with only the head trained; features are the source model's, as in T3A's code."""
 
     norm: str = "source"
     lr: float = 5e-5
@@ -24,6 +24,6 @@ class TentClf(Tent):
         "Generalization, NeurIPS 2021",
         tasks=("classification", "segmentation"),
         passes="1 forward, 1 backward of the head",
-        works="Cheap: the backbone takes no gradient. Helps where features still separate the classes.",
+        works="Cheap: no gradient through the backbone. Helps if features still separate the classes.",
         breaks="Larger weights alone lower the entropy: a long stream or a large lr ends with one class for all.",
     )

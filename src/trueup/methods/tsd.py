@@ -1,7 +1,6 @@
 """TSD: test-time self-distillation and memorised spatial local clustering.
 
-Two variants: "paper" computes what the paper defines, "released" what the authors' repository does. The differences and
-their effects are in docs/tsd-paper-and-released.md.
+The variants "paper" and "released" (the authors' repository) are compared in docs/tsd-paper-and-released.md.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
 from trueup.losses import cosine, kl_divergence, soft_cross_entropy
 from trueup.memory.bank import Bank
-from trueup.methods.t3a import remember
+from trueup.methods.t3a import insert_predicted
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_choice, check_float, check_int
 
@@ -22,10 +21,14 @@ from trueup.validate import check_bool, check_choice, check_float, check_int
 @register
 @dataclass(frozen=True, kw_only=True)
 class Tsd(GradientMethod):
-    """L = L_tsd + λ L_mslc: features towards the prototypes of their class, predictions towards their neighbours'."""
+    """L = L_tsd + λ L_mslc: features move to their class's prototype, predictions to those of their neighbours.
+
+    L_tsd = mean CE(s_i, softmax(u_i)), with u_ik = cos(z_i, c_k) and c_k the prototype of class k, over samples with
+    argmax u_i = argmax s_i. L_mslc = mean cos(z_i, z_j) |s_i - s_j|² over the K nearest entries j of the bank.
+    """
 
     per_class: int | None = 100
-    """M: how many entries of lowest entropy each class keeps in the bank; None keeps all."""
+    """M: entries of lowest entropy that each class keeps in the bank; None keeps all."""
     neighbors: int = 3
     """K: neighbours in the bank that a prediction is aligned with."""
     alignment: float | None = None
@@ -35,7 +38,7 @@ class Tsd(GradientMethod):
     variant: str = "paper"
     """"paper" or "released"."""
     search: str = "exact"
-    """How neighbours are found: "exact", or "sketch", which looks closely at 200 candidates: faster in large banks."""
+    """Search for neighbours: "exact", or "sketch", which compares 200 candidates exactly: faster in large banks."""
 
     info = Info(
         name="tsd",
@@ -45,8 +48,8 @@ class Tsd(GradientMethod):
         passes="1 forward, 1 backward",
         memory="per_class features and predictions of each class",
         features=True,
-        works="Shifts with mixed batches of all sizes from 16 on: among the best on the embedded digits.",
-        breaks='One class after another and single images, unless with preset="safe"; classes with several looks.',
+        works="Shifts with mixed batches of 16 or more: among the best on the embedded digits.",
+        breaks='Streams sorted by class and single images, except with preset="safe"; classes of several clusters.',
     )
 
     def __post_init__(self) -> None:
@@ -66,29 +69,29 @@ class Tsd(GradientMethod):
             raise ValueError('consistency=True: variant="released" has no consistency filter; use variant="paper"')
 
     def init(self, net: SplitModel) -> Bank:
-        """A bank that starts with the classifier's weights w_k, which also stand in for classes without entries."""
+        """Return a bank that starts with the classifier's weights w_k, also the prototypes of empty classes."""
         weight, released = net.weight.detach().clone(), self.variant == "released"
         bank = Bank(
             net.classes, weight.shape[1], self.per_class, weight, unit=released, order=1 if released else 2,
             half=net.engine.memory == "low", sketch=self.search == "sketch" and self.alignment != 0,
         )  # fmt: skip
         bank.register_buffer("start", weight.to(bank.scale.dtype))
-        remember(bank, weight, net.classify(weight).detach())
+        insert_predicted(bank, weight, net.classify(weight).detach())
         return bank
 
     def observe(self, net: SplitModel, out: Output, state: Bank) -> None:
-        """The batch enters the bank before the prototypes are computed."""
-        remember(state, out.features, out.scores)
+        """Insert the batch into the bank before prototypes are computed."""
+        insert_predicted(state, out.features, out.scores)
 
     def loss(self, net: SplitModel, out: Output, state: Bank) -> Tensor | None:
-        """One of the two variants."""
+        """Return the loss of the chosen variant."""
         assert self.alignment is not None
         z, p = out.features.to(state.scale.dtype), out.scores.to(state.scale.dtype)
         return self._paper(z, p, state, self.alignment) if self.variant == "paper" else self._released(z, p, state)
 
     def _paper(self, z: Tensor, p: Tensor, bank: Bank, alignment: float) -> Tensor | None:
         s = F.softmax(p, dim=1)
-        # Differs: the paper's prototype of a class without entries, and its mean over no survivors, are 0/0.
+        # Differs: in the paper the prototype of a class without entries, and the mean over no survivors, are 0/0.
         prototypes = torch.where((bank.counts > 0).unsqueeze(1), bank.prototypes(), bank.get_buffer("start"))
         u = cosine(z, prototypes)
         each = soft_cross_entropy(s.detach(), u)
@@ -96,7 +99,7 @@ class Tsd(GradientMethod):
             agrees = p.argmax(dim=1) == u.argmax(dim=1)
             survivors = agrees.sum()
             if alignment == 0 and not bool(survivors > 0):
-                return None  # a step with zero gradient would still move the weights by Adam's momentum
+                return None  # a zero gradient would still move the weights, by Adam's momentum
             distillation = (agrees * each).sum() / survivors.clamp(min=1)
         else:
             distillation = each.mean()
@@ -107,8 +110,8 @@ class Tsd(GradientMethod):
         return distillation + alignment * (similarity * distance).mean()
 
     def _released(self, z: Tensor, p: Tensor, bank: Bank) -> Tensor:
-        # Differs: dropout and stochastic depth are off here, and per_class=None really is no filter.
-        # Sums of unit features and their means have the same direction, so either serves here.
+        # Differs: dropout and stochastic depth are off here, and per_class=None filters nothing.
+        # The released code sums unit features; their means have the same direction.
         u = F.normalize(z, p=1, dim=1) @ F.normalize(bank.prototypes(), p=1, dim=1).T
         loss = kl_divergence(u, F.softmax(p.detach(), dim=1)).mean()
         if not self.alignment:

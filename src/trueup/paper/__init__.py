@@ -1,1 +1,1 @@
-"""The paper's own numbers (tables.json), and a recipe for each of its tables and figures (one YAML file each)."""
+"""The paper's numbers (tables.json), and a recipe for each of its tables and figures (one YAML file each)."""

@@ -1,70 +1,159 @@
-"""Lines and bars over an axis, as SVG."""
+"""SVG charts of curves: lines and bars, with their axes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from trueup.report.chart_axes import LETTER, Scale, along, crowded, plus_minus, shown, span, ticks
-from trueup.report.chart_marks import Drawing, at, dashes, group, marker, polyline, solid, words
-from trueup.report.figure_spec import Axis, Bars, Curve, Lines
+from trueup.report.chart_marks import Drawing, bar_marks, coord, dashes, label_at, marker, polyline, series_group
+from trueup.report.figure_spec import Axis, BarPanel, Curve, CurvePanel, LinePanel
+from trueup.report.page_markup import minus_sign
 from trueup.report.palette import Style
 
+LETTER = 6.4  # width of a letter of a tick, in units of the drawing
+LONGEST = 20  # letters of a tick
+FEW = 6  # so many short numbers are their own ticks
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 TOP, RIGHT, BOTTOM, HIGH = 10, 12, 24, 250
-MARKED = 12  # points; on longer curves markers would hide the curve
-TURN = -35  # degrees of words that do not fit side by side
-BAND = 0.8  # of the room of a group that its bars take up
+MARKED = 12  # points; on longer curves, markers would hide the line
+TURN = -35  # degrees that tick labels turn if they overlap
+BAND = 0.8  # share of a group's width that its bars fill
 Styles = Mapping[str, Style]
 
 
-def lines(panel: Lines, styles: Styles, width: int) -> Drawing:
-    """Curves, with a band for their spread."""
-    values = [value for curve in panel.curves for value in curve.x]
-    y, x, height, frame = _frame(panel.x, panel.y, panel.curves, values, width, zero=False)
+@dataclass(frozen=True)
+class Scale:
+    """A map from numbers in [low, high] to coordinates in [start, end]."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the coordinate of a number."""
+        low, high = self.low, self.high
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+
+def format_number(value: float) -> str:
+    """Return a number with four digits and a thousands separator."""
+    if abs(value) >= 1000 and math.isfinite(value):
+        return minus_sign(f"{value:,.0f}")
+    return minus_sign(f"{value:.4g}")
+
+
+def format_spread(value: float) -> str:
+    """Return a deviation to append to a number; empty if there is none."""
+    return f" ± {value:.3g}" if math.isfinite(value) and value else ""
+
+
+def shorten(word: str) -> str:
+    """Cut a tick label to LONGEST letters; the full text is among the values read out."""
+    return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
+
+
+def points_of(curve: Curve) -> Iterable[tuple[float, float, float]]:
+    """Return x, y and spread of each point; the spread is 0 if the curve has none."""
+    return zip(curve.x, curve.y, curve.spread or (0.0,) * len(curve.y), strict=True)
+
+
+def value_range(curves: Iterable[Curve], *, zero: bool = False) -> tuple[float, float]:
+    """Return the lowest and highest number with spread and margin; `zero` includes zero, for bars."""
+    ends = [0.0] if zero else []
+    for curve in curves:
+        for _, value, spread in points_of(curve):
+            margin = spread if math.isfinite(spread) else 0.0
+            ends += [value - margin, value + margin] if math.isfinite(value) else []
+    low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    air = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return (low if zero and low == 0 else low - air), (high if zero and high == 0 and low < 0 else high + air)
+
+
+def round_ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Return round numbers in [low, high]."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(s * power for s in STEPS if s * power >= rough * 0.999)
+    return [round(i * step, 12) for i in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
+
+
+def horizontal_scale(
+    axis: Axis, values: Sequence[float], start: float, end: float
+) -> tuple[Scale, list[tuple[float, str]]]:
+    """Return the scale of the x axis, and coordinate and label of each tick."""
+    if axis.ticks:
+        scale = Scale(-0.5, len(axis.ticks) - 0.5, start, end)
+        return scale, [(scale(i), shorten(word)) for i, word in enumerate(axis.ticks)]
+    found = sorted({value for value in values if math.isfinite(value) and (value > 0 or not axis.log)})
+    found = found or [1.0, 2.0]
+    low, high = found[0], found[-1]
+    if low == high:
+        low, high = (low / 2, high * 2) if axis.log else (low - 0.5, high + 0.5)
+    if axis.log:
+        scale = Scale(low / 1.08, high * 1.08, start, end, log=True)
+        chosen = found[:: math.ceil(len(found) / 8)]
+    else:
+        air = (0.05 if len(found) <= FEW else 0.015) * (high - low)
+        scale = Scale(low - air, high + air, start, end)
+        own = len(found) <= FEW and all(len(format_number(value)) <= 4 for value in found)
+        chosen = found if own else round_ticks(low - air, high + air)
+    return scale, [(scale(value), format_number(value)) for value in chosen]
+
+
+def labels_overlap(labels: Sequence[tuple[float, str]], room: float) -> bool:
+    """Return True if tick labels do not fit side by side."""
+    widest = max((len(word) for _, word in labels), default=0) * LETTER
+    return len(labels) > 1 and widest + 6 > room / len(labels)
+
+
+def draw_lines(panel: LinePanel, styles: Styles, width: int) -> Drawing:
+    """Draw curves, with bands for their spread."""
+    y, x, height, frame = _frame(panel, width, zero=False)
     marks = [_curve(curve, x, y, list(styles).index(curve.label), styles[curve.label]) for curve in panel.curves]
-    # Without its bands first, the last curve's band would lie on the others.
+    # All bands come first, so that none covers a line.
     svg = frame + "".join(band for band, _ in marks) + "".join(line for _, line in marks)
-    stops = _stops(panel.curves, panel.x, x, y, styles)
-    return Drawing("along", width, height, svg, {"stops": stops, "top": TOP, "bottom": at(y.start)})
+    return Drawing("along", width, height, svg, _values(panel, x, y, styles, heights=True))
 
 
-def bars(panel: Bars, styles: Styles, width: int) -> Drawing:
-    """Bars in groups, with error bars."""
-    values = [value for curve in panel.curves for value in curve.x]
-    y, x, height, frame = _frame(panel.x, panel.y, panel.curves, values, width, zero=True)
+def draw_bars(panel: BarPanel, styles: Styles, width: int) -> Drawing:
+    """Draw bars in groups, with error bars."""
+    y, x, height, frame = _frame(panel, width, zero=True)
     room = (x(1) - x(0)) * BAND if panel.x.ticks else BAND * (x.end - x.start)
     wide = min(room / max(len(panel.curves), 1), 34.0)
     parts = []
     for i, curve in enumerate(panel.curves):
         look = styles[curve.label]
         shift = (i - len(panel.curves) / 2) * wide
-        parts.append(group(list(styles).index(curve.label), look, _bars(curve, look, x, y, shift, wide)))
-    zero = f'<path class="axis" d="M{at(x.start)} {at(y(0))}H{at(x.end)}"/>'
-    stops = _stops(panel.curves, panel.x, x, None, styles)
-    return Drawing(
-        "along", width, height, frame + "".join(parts) + zero, {"stops": stops, "top": TOP, "bottom": at(y.start)}
-    )
+        parts.append(series_group(list(styles).index(curve.label), look, _bars(curve, look, x, y, shift, wide)))
+    zero = f'<path class="axis" d="M{coord(x.start)} {coord(y(0))}H{coord(x.end)}"/>'
+    values = _values(panel, x, y, styles, heights=False)
+    return Drawing("along", width, height, frame + "".join(parts) + zero, values)
 
 
-def _frame(
-    below: Axis, left: Axis, curves: tuple[Curve, ...], values: list[float], width: int, *, zero: bool
-) -> tuple[Scale, Scale, float, str]:
-    """Both scales, the height of it all, and the grid with its numbers."""
-    low, high = span(curves, zero=zero)
-    if left.log and not zero:
-        positive = [v for curve in curves for v in curve.y if v > 0] or [1.0]
+def _frame(panel: CurvePanel, width: int, *, zero: bool) -> tuple[Scale, Scale, float, str]:
+    """Return the scales of y and x, the total height, and the grid with its numbers."""
+    log = panel.y.log and not zero
+    low, high = value_range(panel.curves, zero=zero)
+    if log:
+        positive = [v for curve in panel.curves for v in curve.y if v > 0] or [1.0]
         low, high = min(positive) / 1.2, max(positive) * 1.2
-    y = Scale(low, high, TOP + HIGH, TOP, log=left.log and not zero)
-    marks = _decades(low, high) if y.log else ticks(low, high)
-    start = 12 + LETTER * max((len(shown(mark)) for mark in marks), default=1)
-    x, named = along(below, values, start, width - RIGHT)
-    turned = crowded(named, x.end - x.start)
-    height = TOP + HIGH + (BOTTOM if not turned else 14 + 0.62 * LETTER * max(len(word) for _, word in named))
-    grid = "".join(f'<path class="grid" d="M{at(start)} {at(y(mark))}H{at(x.end)}"/>' for mark in marks)
-    grid += "".join(words(start - 7, y(mark) + 4, shown(mark), anchor="end") for mark in marks)
-    for place, word in named:
+    y = Scale(low, high, TOP + HIGH, TOP, log=log)
+    marks = _decades(low, high) if log else round_ticks(low, high)
+    start = 12 + LETTER * max((len(format_number(mark)) for mark in marks), default=1)
+    values = [value for curve in panel.curves for value in curve.x]
+    x, ticks = horizontal_scale(panel.x, values, start, width - RIGHT)
+    turned = labels_overlap(ticks, x.end - x.start)
+    height = TOP + HIGH + (BOTTOM if not turned else 14 + 0.62 * LETTER * max(len(word) for _, word in ticks))
+    grid = "".join(f'<path class="grid" d="M{coord(start)} {coord(y(mark))}H{coord(x.end)}"/>' for mark in marks)
+    grid += "".join(label_at(start - 7, y(mark) + 4, format_number(mark), anchor="end") for mark in marks)
+    for place, word in ticks:
         where = (place + 4, y.start + 14) if turned else (place, y.start + 18)
-        grid += words(*where, word, anchor="end" if turned else "middle", turn=TURN if turned else 0)
-    return y, x, height, grid + f'<path class="axis" d="M{at(start)} {at(y.start)}H{at(x.end)}"/>'
+        grid += label_at(*where, word, anchor="end" if turned else "middle", turn=TURN if turned else 0)
+    return y, x, height, grid + f'<path class="axis" d="M{coord(start)} {coord(y.start)}H{coord(x.end)}"/>'
 
 
 def _decades(low: float, high: float) -> list[float]:
@@ -75,9 +164,9 @@ def _decades(low: float, high: float) -> list[float]:
 
 
 def _curve(curve: Curve, x: Scale, y: Scale, number: int, look: Style) -> tuple[str, str]:
-    """A curve's band and its line, in pieces where numbers are missing."""
+    """Return the band and the line of a curve, broken where numbers are missing."""
     pieces: list[list[tuple[float, float, float]]] = [[]]
-    for place, value, spread in zip(curve.x, curve.y, curve.spread or (0.0,) * len(curve.y), strict=True):
+    for place, value, spread in points_of(curve):
         if not (math.isfinite(value) and math.isfinite(place)) or (y.log and value <= 0) or (x.log and place <= 0):
             pieces.append([])
         else:
@@ -90,45 +179,44 @@ def _curve(curve: Curve, x: Scale, y: Scale, number: int, look: Style) -> tuple[
             low = y.low if y.log else -math.inf
             edges = [(x(p), y(v + s)) for p, v, s in piece] + [(x(p), y(max(v - s, low))) for p, v, s in piece[::-1]]
             band += polyline(edges) + "Z"
-    whole = [point for piece in pieces for point in piece]
-    marked = len(whole) <= MARKED or not line
-    dots = "".join(marker(look, x(place), y(value)) for place, value, _ in whole) if marked else ""
+    every = [point for piece in pieces for point in piece]
+    marked = len(every) <= MARKED or not line
+    dots = "".join(marker(look, x(place), y(value)) for place, value, _ in every) if marked else ""
     drawn = f'<path class="line" d="{line}"{dashes(look)}/>' if line else ""
     drawn += f'<path class="mark" d="{dots}"/>' if dots else ""
-    return (group(number, look, f'<path class="band" d="{band}"/>') if band else ""), group(number, look, drawn)
+    shade = series_group(number, look, f'<path class="band" d="{band}"/>') if band else ""
+    return shade, series_group(number, look, drawn)
 
 
 def _bars(curve: Curve, look: Style, x: Scale, y: Scale, shift: float, wide: float) -> str:
     path = whiskers = ""
-    for place, value, spread in zip(curve.x, curve.y, curve.spread or (0.0,) * len(curve.y), strict=True):
+    for place, value, spread in points_of(curve):
         if not math.isfinite(value):
             continue
         left = x(place) + shift
-        path += f"M{at(left + 0.5)} {at(y(0))}V{at(y(value))}h{at(wide - 1)}V{at(y(0))}z"
+        path += f"M{coord(left + 0.5)} {coord(y(0))}V{coord(y(value))}h{coord(wide - 1)}V{coord(y(0))}z"
         if math.isfinite(spread) and spread:
             middle, reach = left + wide / 2, min(wide / 4, 4)
-            low, high = at(y(value - spread)), at(y(value + spread))
-            whiskers += f"M{at(middle)} {low}V{high}M{at(middle - reach)} {high}h{at(2 * reach)}"
-            whiskers += f"M{at(middle - reach)} {low}h{at(2 * reach)}"
+            low, high = coord(y(value - spread)), coord(y(value + spread))
+            whiskers += f"M{coord(middle)} {low}V{high}M{coord(middle - reach)} {high}h{coord(2 * reach)}"
+            whiskers += f"M{coord(middle - reach)} {low}h{coord(2 * reach)}"
     halo = "".join(f'<path class="{kind}" d="{whiskers}"/>' for kind in ("halo", "whisker") if whiskers)
-    return f"{solid(look, path)}{halo}"
+    return f"{bar_marks(look, path)}{halo}"
 
 
-def _stops(
-    curves: tuple[Curve, ...], axis: Axis, x: Scale, y: Scale | None, styles: Styles
-) -> list[tuple[float, float, str, list[Any]]]:
-    """For each place along the axis: where it is, its name, and of every curve the number, its text and its height."""
+def _values(panel: CurvePanel, x: Scale, y: Scale, styles: Styles, *, heights: bool) -> dict[str, Any]:
+    """Return the stops along the axis for the script: coordinate, name, and each curve's number, text and height."""
     found: dict[float, list[Any]] = {}
-    for curve in curves:
+    for curve in panel.curves:
         number = list(styles).index(curve.label)
-        for place, value, spread in zip(curve.x, curve.y, curve.spread or (0.0,) * len(curve.y), strict=True):
+        for place, value, spread in points_of(curve):
             if math.isfinite(value) and math.isfinite(place) and not (x.log and place <= 0):
-                said = shown(value) + plus_minus(spread)
-                drawn = y is not None and not (y.log and value <= 0)
-                found.setdefault(place, []).append([number, said, float(at(y(value))) if y and drawn else None])
-    stops = []
+                words = format_number(value) + format_spread(spread)
+                drawn = heights and not (y.log and value <= 0)
+                found.setdefault(place, []).append([number, words, float(coord(y(value))) if drawn else None])
+    stops, ticks = [], panel.x.ticks
     for place in sorted(found):
-        whole = axis.ticks and place == int(place) and 0 <= place < len(axis.ticks)
-        name = axis.ticks[int(place)] if whole else f"{axis.title}: {shown(place)}"
-        stops.append((float(at(x(place))), 0.0, name, found[place]))
-    return stops
+        named = ticks and place == int(place) and 0 <= place < len(ticks)
+        name = ticks[int(place)] if named else f"{panel.x.title}: {format_number(place)}"
+        stops.append((float(coord(x(place))), 0.0, name, found[place]))
+    return {"stops": stops, "top": TOP, "bottom": coord(y.start)}

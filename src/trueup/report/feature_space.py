@@ -1,80 +1,85 @@
-"""Before and after adaptation: which classes are taken for which, and how features lie."""
+"""Figures before and after adaptation: confusion matrices, and the geometry of features."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.figure_spec import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Plate
-from trueup.report.groups import Group, Lookup, closer
-from trueup.report.record_rows import Record, Run
+from trueup.report.figure_spec import (
+    Axis,
+    BarPanel,
+    Curve,
+    FigureSpec,
+    LinePanel,
+    MatrixPanel,
+    Panel,
+    ScatterPanel,
+)
+from trueup.report.groups import Group, TraceLookup, detail_groups
 from trueup.report.stream_figures import mean_and_deviation
 from trueup.report.traces import Trace
+from trueup.report.variants import Record, RunKey
 
-CLASSES = 20  # rows of a matrix, or groups of bars, that can be read
-COLOURED = 10  # classes that can be told apart by colour
-FEWEST = 12  # images that t-SNE makes sense for
+CLASSES = 20  # rows of a matrix, or groups of bars, at most
+COLOURED = 10  # classes with colours of their own
+FEWEST = 12  # images for t-SNE, at least
 ANSWERS = ("image", "label", "prediction")
 BOTH = ("alignment", "uniformity")
 FEATURES = ("image", "label", "sample", "features")
 
 
-def confusion(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """Matrices of the source and of the adapted model, on the target where adapting changed most."""
-    return [plate for group in closer(records) for plate in _confusion(group, trace)]
+def confusion(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+    """Draw confusion matrices of source and adapted model, on the target with the largest change."""
+    return [figure for group in detail_groups(records) for figure in _confusion(group, trace)]
 
 
-def embedding(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """Features of the same images before and after adaptation, laid out by t-SNE."""
-    return [plate for group in closer(records) for plate in _embedding(group, trace)]
+def embedding(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+    """Draw t-SNE of the features of the same images before and after adaptation."""
+    return [figure for group in detail_groups(records) for figure in _embedding(group, trace)]
 
 
-def geometry(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """Alignment and uniformity of features: by class, along the stream, and against each other."""
-    return [plate for group in closer(records) for plate in _geometry(group)]
+def geometry(records: Sequence[Record]) -> list[FigureSpec]:
+    """Draw alignment and uniformity of features: by class, along the stream, and against each other."""
+    return [figure for group in detail_groups(records) for figure in _geometry(group)]
 
 
-def matrix(label: NDArray[Any], prediction: NDArray[Any], classes: int) -> NDArray[np.float64]:
-    """Of the images of a class (row) the share in % taken for each class (column); NaN for a class without images."""
+def confusion_matrix(label: NDArray[Any], prediction: NDArray[Any], classes: int) -> NDArray[np.float64]:
+    """Return the share in % of each class (row) predicted as each class (column); NaN for a class without images."""
     counts = np.zeros((classes, classes))
     np.add.at(counts, (label.astype(int), prediction.astype(int)), 1)
     total = counts.sum(axis=1, keepdims=True)
     return np.where(total > 0, 100 * counts / np.maximum(total, 1), np.nan)
 
 
-def largest_change(group: Group, trace: Lookup, needs: Iterable[str]) -> tuple[str, Run, Trace, Trace] | None:
-    """The target where the adapted row is farthest from the source, its first seed, and the traces of both."""
-    line, base, metric = group.adapted, group.base, group.metric
-    if line is None or base is None:
+def largest_change(group: Group, trace: TraceLookup, needs: Collection[str]) -> tuple[str, RunKey, Trace, Trace] | None:
+    """Return the target with the largest change, and of its first seed the traces of source and adapted model."""
+    adapted, base, metric = group.adapted, group.base, group.metric
+    if adapted is None or base is None:
         return None
     changes: dict[str, float] = {}
     for target in group.targets:
-        mine, theirs = line.values(target, metric), base.values(target, metric)
+        mine, theirs = adapted.values(target, metric), base.values(target, metric)
         both = [mine[run] - theirs[run] for run in mine if run in theirs]
         changes |= {target: abs(sum(both)) / len(both)} if both else {}
     for target in sorted(changes, key=lambda name: -changes[name]):
-        for run, pair in sorted(group.pairs(line, target).items(), key=lambda item: str(item[0])):
-            before, after = map(trace, pair)
-            if before is None or after is None or any(n not in t for n in needs for t in (before, after)):
-                continue
-            if len(before["image"]) and np.array_equal(before["image"], after["image"]):
-                return target, run, before, after
+        if found := group.traced_pair(target, trace, needs, "image"):
+            return target, *found
     return None
 
 
-def _confusion(group: Group, trace: Lookup) -> list[Plate]:
+def _confusion(group: Group, trace: TraceLookup) -> list[FigureSpec]:
     found = largest_change(group, trace, ANSWERS)
     if found is None or group.base is None or group.adapted is None:
         return []
     target, run, before, after = found
     classes = 1 + max(int(t[name].max()) for t in (before, after) for name in ("label", "prediction"))
-    first, second = (matrix(t["label"], t["prediction"], classes) for t in (before, after))
+    first, second = (confusion_matrix(t["label"], t["prediction"], classes) for t in (before, after))
     change = np.nan_to_num(np.abs(np.diag(second) - np.diag(first)), nan=-1.0)
     shown = np.sort(np.argsort(-change, kind="stable")[:CLASSES]) if classes > CLASSES else np.arange(classes)
     ticks = tuple(str(k) for k in shown)
     panels = tuple(
-        Matrix(
+        MatrixPanel(
             f"{word}: {label}, {np.mean(t['prediction'] == t['label']):.1%} right".replace("%", " %"),
             Axis("answer", ticks),
             Axis("true class", ticks),
@@ -90,15 +95,15 @@ def _confusion(group: Group, trace: Lookup) -> list[Plate]:
         f"Of the images of a class (row), the share in % that was taken for each class (column); right answers lie on "
         f"the diagonal.{few} {_where(target, run)} {group.setting}"
     )
-    title = f"{group.title}: which classes are taken for which, on {target}"
-    return [Plate(f"confusion-{group.name}", title, caption, panels)]
+    title = f"{group.title}: confusion matrices, on {target}"
+    return [FigureSpec(f"confusion-{group.name}", title, caption, panels)]
 
 
-def _where(target: str, run: Run) -> str:
+def _where(target: str, run: RunKey) -> str:
     return f"Target {target}, of those with traces the one where adapting changed most; seed {run[0]}."
 
 
-def _embedding(group: Group, trace: Lookup) -> list[Plate]:
+def _embedding(group: Group, trace: TraceLookup) -> list[FigureSpec]:
     found = largest_change(group, trace, FEATURES)
     if found is None or group.base is None or group.adapted is None:
         return []
@@ -119,7 +124,7 @@ def _embedding(group: Group, trace: Lookup) -> list[Plate]:
     ):
         at = lay_out(features.astype(np.float64))
         x, y = (tuple(map(float, column)) for column in at.T)
-        panels.append(Dots(title, x, y, group_of, tuple(f"class {k}" for k in common)))
+        panels.append(ScatterPanel(title, x, y, group_of, tuple(f"class {k}" for k in common)))
     few = f" The {COLOURED} classes of {len(names)} with most images." if len(names) > COLOURED else ""
     caption = (
         f"t-SNE of the features of the same {kept.sum()} images, coloured by true class.{few} It keeps near points "
@@ -127,31 +132,31 @@ def _embedding(group: Group, trace: Lookup) -> list[Plate]:
         f"panel was laid out on its own, so places do not compare. {_where(target, run)} {group.setting}"
     )
     title = f"{group.title}: features before and after adaptation, on {target}"
-    return [Plate(f"features-{group.name}", title, caption, tuple(panels))]
+    return [FigureSpec(f"features-{group.name}", title, caption, tuple(panels))]
 
 
 def lay_out(features: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Two numbers for each row of features, the same each time."""
+    """Return two coordinates for each row of features, deterministically."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     if np.ptp(features, axis=0).max() == 0:
-        return np.zeros((len(features), 2))  # all in one place: there is nothing to lay out
+        return np.zeros((len(features), 2))  # all points are equal
     # scikit-learn divides by the deviation of the first component, so a single column needs a second.
     wide = features if features.shape[1] > 1 else np.hstack([features, np.zeros_like(features)])
-    with threadpool_limits(1):  # so few points are laid out faster by one thread than by many that wait for each other
+    with threadpool_limits(1):  # one thread is faster for so few points
         found = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(wide)
     return np.asarray(found, dtype=np.float64)
 
 
-def _geometry(group: Group) -> list[Plate]:
-    line = group.adapted
-    pairs = [pair for target in group.targets for pair in (group.pairs(line, target).values() if line else ())]
+def _geometry(group: Group) -> list[FigureSpec]:
+    variant = group.adapted
+    pairs = [pair for target in group.targets for pair in (group.pairs(variant, target).values() if variant else ())]
     pairs = [p for p in pairs if all(r["results"].get(name) is not None for r in p for name in BOTH)]
-    if not pairs or line is None or group.base is None:
+    if not pairs or variant is None or group.base is None:
         return []
-    labels = group.base.label, line.label
+    labels = group.base.label, variant.label
     alike = in_common(group)
     by_class = [panel for name in BOTH for panel in _by_class(pairs, labels, name)]
     panels: list[Panel] = [*by_class, *_over_stream(alike), _plane(alike)]
@@ -159,42 +164,42 @@ def _geometry(group: Group) -> list[Plate]:
         "Alignment: the mean squared distance between features of two images of one class; low means that a class is "
         "held tightly together. Uniformity: the logarithm of the mean of exp(−2 d²) over all pairs; low means that "
         "features spread over the whole sphere. Low is good for both, and only for both together: a network that gives "
-        f"all images the same features has perfect alignment. {_verdict(pairs, line.label, group.base.label)} "
+        f"all images the same features has perfect alignment. {_verdict(pairs, variant.label, group.base.label)} "
         "Of a class: pairs with at least one image of it. "
         f"Features have length 1; classes are the true ones. Means over targets and seeds; bars: ± one sample standard "
         f"deviation over them.{_left_out(group, alike)} "
         f"{group.setting} {group.seeds}"
     )
     title = f"{group.title}: alignment and uniformity of features"
-    return [Plate(f"alignment-uniformity-{group.name}", title, caption, tuple(panels))]
+    return [FigureSpec(f"alignment-uniformity-{group.name}", title, caption, tuple(panels))]
 
 
 def _verdict(pairs: Sequence[tuple[Record, Record]], after: str, before: str) -> str:
-    """What the records say, in words."""
-    said = []
+    """Say how adaptation changed alignment and uniformity."""
+    words = []
     for name in BOTH:
         old, new = (float(np.mean([pair[i]["results"][name] for pair in pairs])) for i in (0, 1))
         first, then = (f"{value:z.3f}".replace("-", "−") for value in (old, new))
         change = "left" if first == then else "lowered" if new < old else "raised"
         how = f"at {first}" if change == "left" else f"from {first} to {then}"
-        said.append(f"{change} {name} {how}")
+        words.append(f"{change} {name} {how}")
     runs = f"{len(pairs)} run{'s' * (len(pairs) > 1)}"
-    return f"Here {after} {' and '.join(said)} (mean of {runs} beside {before})."
+    return f"Here {after} {' and '.join(words)} (mean of {runs} beside {before})."
 
 
 def in_common(group: Group) -> dict[str, list[Record]]:
-    """The records of each row on the targets and seeds that all rows have, by its label.
+    """Return the records of each variant, by label, on the targets and seeds that all variants have.
 
-    A row that has fewer than half of what the source has is left out rather than cutting down the others.
+    Variants with fewer than half of the source's runs are left out, so that they do not reduce the others.
     """
     runs = {
-        line.label: {
+        variant.label: {
             (target, run): record
-            for target, by_run in line.runs.items()
+            for target, by_run in variant.runs.items()
             for run, record in by_run.items()
             if all(record["results"].get(name) is not None for name in BOTH)
         }
-        for line in group.shown
+        for variant in group.shown
     }
     full = len(runs[group.base.label]) if group.base else 0
     runs = {label: found for label, found in runs.items() if 2 * len(found) >= full and found}
@@ -203,16 +208,16 @@ def in_common(group: Group) -> dict[str, list[Record]]:
 
 
 def _left_out(group: Group, alike: Mapping[str, Sequence[Record]]) -> str:
-    """Which rows are missing, and of how many runs the lines are, where that is not all."""
+    """Say which variants are missing, and how many runs the lines cover, if not all."""
     count = len(next(iter(alike.values()), ()))
-    most = max((sum(map(len, line.runs.values())) for line in group.shown), default=0)
-    missing = [line.label for line in group.shown if line.label not in alike]
-    said = f" Lines and points: the {count} of {most} runs that all these methods have." if count < most else ""
-    return said + (f" Not shown, with too few runs: {', '.join(missing)}." if missing else "")
+    most = max((sum(map(len, variant.runs.values())) for variant in group.shown), default=0)
+    missing = [variant.label for variant in group.shown if variant.label not in alike]
+    text = f" Lines and points: the {count} of {most} runs that all these methods have." if count < most else ""
+    return text + (f" Not shown, with too few runs: {', '.join(missing)}." if missing else "")
 
 
-def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], name: str) -> list[Bars]:
-    """Bars of one of the two for each class, over runs where both sides have a number for it."""
+def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], name: str) -> list[BarPanel]:
+    """Return bars by class, over runs where both sides have a number for the class."""
     lists = [[pair[i]["results"].get(f"{name}_per_class") for pair in pairs] for i in (0, 1)]
     if any(not each for some in lists for each in some) or len({len(each) for some in lists for each in some}) != 1:
         return []
@@ -228,15 +233,15 @@ def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], nam
         curves.append(Curve(label, tuple(map(float, range(len(shown)))), mean, spread))
     few = f", the {CLASSES} of {old.shape[1]} classes that changed most" if old.shape[1] > len(shown) else ""
     x = Axis("true class", tuple(str(k) for k in shown))
-    return [Bars(f"{name} by class{few}", x, Axis(f"{name} (low is good)"), tuple(curves))] if len(shown) else []
+    return [BarPanel(f"{name} by class{few}", x, Axis(f"{name} (low is good)"), tuple(curves))] if len(shown) else []
 
 
 def _down(table: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array(mean_and_deviation(list(table))[0])
 
 
-def _over_stream(alike: Mapping[str, Sequence[Record]]) -> list[Lines]:
-    """Both over windows of the stream, for every row that has them."""
+def _over_stream(alike: Mapping[str, Sequence[Record]]) -> list[LinePanel]:
+    """Return both over windows of the stream, for every variant that has them."""
     panels = []
     for name in BOTH:
         curves = []
@@ -247,16 +252,16 @@ def _over_stream(alike: Mapping[str, Sequence[Record]]) -> list[Lines]:
                 continue
             values = [np.array([np.nan if v is None else v for v in each[name]], dtype=np.float64) for each in along]
             ends = [100 * np.array(each["images"]) / each["images"][-1] for each in along]
-            mean, _ = mean_and_deviation(values)  # targets lie far apart: their deviation would hide the lines
+            mean, _ = mean_and_deviation(values)  # the deviation over targets is large, and would hide the lines
             curves.append(Curve(label, mean_and_deviation(ends)[0], mean))
         if curves:
             x, y = Axis("% of the stream seen"), Axis(f"{name} (low is good)")
-            panels.append(Lines(f"{name} along the stream", x, y, tuple(curves)))
+            panels.append(LinePanel(f"{name} along the stream", x, y, tuple(curves)))
     return panels
 
 
-def _plane(alike: Mapping[str, Sequence[Record]]) -> Lines:
-    """A point of each row: uniformity to the right, alignment upwards."""
+def _plane(alike: Mapping[str, Sequence[Record]]) -> LinePanel:
+    """Return a point for each variant: uniformity on x, alignment on y."""
     curves = []
     for label, records in alike.items():
         points = np.array([[r["results"][name] for name in ("uniformity", "alignment")] for r in records])
@@ -264,4 +269,4 @@ def _plane(alike: Mapping[str, Sequence[Record]]) -> Lines:
             x, y = points.mean(axis=0)
             curves.append(Curve(label, (float(x),), (float(y),)))
     title = "both: the lower left is good"
-    return Lines(title, Axis("uniformity (low is good)"), Axis("alignment (low is good)"), tuple(curves))
+    return LinePanel(title, Axis("uniformity (low is good)"), Axis("alignment (low is good)"), tuple(curves))

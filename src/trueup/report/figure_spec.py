@@ -1,4 +1,4 @@
-"""What a figure shows, before anyone draws it: numbers, names and units. Files and pages draw the same plates."""
+"""Figures as data: numbers, names and units. The page and the image files draw the same figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Axis:
-    """What is along an axis, with its unit; `ticks` are words in place of the numbers 0, 1, 2, …"""
+    """An axis with its title and unit; `ticks` are words that replace the numbers 0, 1, 2, …"""
 
     title: str
     ticks: tuple[str, ...] = ()
@@ -18,7 +18,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers under a name; `spread` is their deviation over runs, where there are several. NaN: no number."""
+    """Named numbers; `spread` is their deviation over runs, if there are several. NaN: no number."""
 
     label: str
     x: tuple[float, ...]
@@ -27,7 +27,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Lines:
+class CurvePanel:
     """Curves over a common axis."""
 
     title: str
@@ -36,19 +36,17 @@ class Lines:
     curves: tuple[Curve, ...]
 
 
-@dataclass(frozen=True)
-class Bars:
-    """Bars side by side: a group for each tick of `x`, in it one bar of each curve, with its spread as an error bar."""
+class LinePanel(CurvePanel):
+    """Curves drawn as lines, their spread as bands."""
 
-    title: str
-    x: Axis
-    y: Axis
-    curves: tuple[Curve, ...]
+
+class BarPanel(CurvePanel):
+    """Curves drawn as bars: a group for each tick of `x`, with the spread as error bars."""
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Numbers in rows and columns, drawn as shades: 0 to 100."""
+class MatrixPanel:
+    """Numbers from 0 to 100 in rows and columns, drawn as shades."""
 
     title: str
     x: Axis
@@ -57,8 +55,8 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Dots:
-    """Points in a plane without units, coloured by the group that each belongs to."""
+class ScatterPanel:
+    """Points in a plane without units, coloured by group."""
 
     title: str
     x: tuple[float, ...]
@@ -68,7 +66,7 @@ class Dots:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ImagePanel:
     """An image (H, W, 3) with outlines of regions (H, W), and a line of text below it."""
 
     title: str
@@ -77,15 +75,15 @@ class Picture:
     note: str = ""
 
 
-Panel = Lines | Bars | Matrix | Dots | Picture
+Panel = LinePanel | BarPanel | MatrixPanel | ScatterPanel | ImagePanel
 
 
 @dataclass(frozen=True)
-class Plate:
-    """A figure: panels, some to a row, under a title, with a caption that says all that one must know."""
+class FigureSpec:
+    """A figure: panels in rows of `columns`, with a title and a self-contained caption."""
 
     name: str
-    """Of its files: words joined by hyphens."""
+    """Stem of its file names: words joined by hyphens."""
     title: str
     caption: str
     panels: tuple[Panel, ...]

@@ -1,4 +1,4 @@
-"""A stress test as a picture: methods × scenarios, the number in a cell its accuracy, its colour what adapting did."""
+"""Heat map of a stress test: accuracies as numbers, differences from the source as colours."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from trueup.report.stress_tables import Ordeal, StressTest
+from trueup.report.stress_tables import StressRow, StressTest
 
-CLIP = 30.0  # points; beyond, colours do not change
-COLOURS = "RdBu"  # red and blue are told apart by those who do not tell red from green
+CLIP = 30.0  # points; colours saturate beyond
+COLOURS = "RdBu"  # distinct with red-green colour blindness
 GAP = 0.3  # of a cell, before the last column
 
 
 def heatmap(test: StressTest, path: Path) -> list[Path]:
-    """Draw it into a PNG and, beside it, an SVG: the files."""
+    """Write a stress test as PNG and SVG, and return the files."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -56,20 +56,20 @@ def _scale() -> Any:
     return ScalarMappable(Normalize(-CLIP, CLIP), COLOURS)
 
 
-def _row(axis: Any, test: StressTest, row: Ordeal, y: int) -> None:
-    for x, spot in enumerate(row.spots):
-        if spot is None:
+def _row(axis: Any, test: StressTest, row: StressRow, y: int) -> None:
+    for x, cell in enumerate(row.cells):
+        if cell is None:
             _cell(axis, x, y, "–", None)
         else:
-            _cell(axis, x, y, test.metric.text(spot.mean), spot.difference, bold=x == row.worst)
-    spot = None if row.worst is None else row.spots[row.worst]
-    difference = None if spot is None else spot.difference
+            _cell(axis, x, y, test.metric.text(cell.mean), cell.difference, bold=x == row.worst)
+    cell = None if row.worst is None else row.cells[row.worst]
+    difference = None if cell is None else cell.difference
     text = "" if difference is None else test.metric.text(difference, "+").replace("-", "−")
-    _cell(axis, len(row.spots) + GAP, y, text, difference, bold=True)
+    _cell(axis, len(row.cells) + GAP, y, text, difference, bold=True)
 
 
 def _cell(axis: Any, x: float, y: int, text: str, difference: float | None, *, bold: bool = False) -> None:
-    """A square in the colour of a difference; the text is black or white, whichever is seen better."""
+    """Draw a square in the colour of a difference, with black or white text, whichever has more contrast."""
     from matplotlib.patches import Rectangle
 
     grey = 1.0 if text in ("–", "") else 0.93

@@ -1,4 +1,4 @@
-"""What tables can show: where records keep it, how it is written, which end is good."""
+"""Metrics that tables show."""
 
 import difflib
 from collections.abc import Collection
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """What a table shows: where records keep it, how it is written, which end is good."""
+    """The place of a number in records, how it is printed, and which end is better."""
 
     name: str
     title: str
@@ -17,11 +17,25 @@ class Metric:
     percent: bool = False
     digits: int = 1
     undefined: str = ""
-    """Where records count the structures of cases that it is not defined for."""
+    """Field of a record that counts the structures for which the metric is undefined."""
 
     def text(self, value: float, sign: str = "") -> str:
-        """The number as printed; `z` keeps a rounded -0.04 from becoming -0.0."""
-        return f"{value * (100 if self.percent else 1):{sign}z.{self.digits}f}"
+        """Format a value; `z` keeps a rounded -0.04 from becoming -0.0."""
+        return f"{self.scaled(value):{sign}z.{self.digits}f}"
+
+    def scaled(self, value: float) -> float:
+        """Return a value in the printed unit."""
+        return value * (100 if self.percent else 1)
+
+    @property
+    def unit(self) -> str:
+        """The title up to its first comma, for axes."""
+        return self.title.partition(",")[0]
+
+    @property
+    def heading(self) -> str:
+        """The title, with the better end."""
+        return f"{self.title}, {'lower' if self.lower else 'higher'} is better"
 
 
 _UNIT = "mm (photographs: pixels)"
@@ -46,8 +60,8 @@ METRICS = {
 }
 
 
-def known(name: str, names: Collection[str], kind: str) -> str:
-    """The name, if it is one of these."""
+def check_name(name: str, names: Collection[str], kind: str) -> str:
+    """Return the name, or refuse it if it is not one of `names`."""
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."

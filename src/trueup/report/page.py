@@ -1,55 +1,61 @@
-"""A report as one HTML file that needs nothing else: no network, no fonts, no other file."""
+"""The report as one HTML file, without network, fonts or other files."""
 
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from trueup.report.chart_fields import Images
-from trueup.report.chart_marks import hatches
-from trueup.report.charts import figure
-from trueup.report.figure_spec import Plate
+from trueup.report.chart_fields import ImageStore
+from trueup.report.chart_marks import hatch_patterns
+from trueup.report.charts import figure_html
+from trueup.report.figure_spec import FigureSpec
 from trueup.report.metrics import METRICS
-from trueup.report.page_compare import Pairing, differences, failures, named, pair, verdict
+from trueup.report.page_compare import (
+    Pairing,
+    comparison_text,
+    difference_tables,
+    failed_pairs,
+    pair_runs,
+    run_names,
+)
 from trueup.report.page_headline import headline, warnings
-from trueup.report.page_markup import embed, pack, plural, text
-from trueup.report.page_runs import columns, runs
-from trueup.report.page_tables import Block, block, blocks, latest, packed
-from trueup.report.palette import labels_of
-from trueup.report.record_rows import Record, done, target_of
+from trueup.report.page_markup import embed_gzip, embed_json, escape, plural
+from trueup.report.page_runs import run_columns, runs_table
+from trueup.report.page_tables import TableGroup, packed_views, table_groups, tables_html
+from trueup.report.palette import curve_labels
 from trueup.report.tables import Table
+from trueup.report.variants import Record, is_finished, latest_records, target_of
 
 Views = Mapping[str, tuple[str, Mapping[str, Table]]]
-OPEN = 6  # tables; of more, those behind stay folded
+OPEN = 6  # tables; further ones are folded
 
 
-def page(
+def render_page(
     records: Sequence[Record],
-    plates: Sequence[Plate],
+    figures: Sequence[FigureSpec],
     *,
     title: str,
     against: Sequence[Record] = (),
     names: tuple[str, str] = ("this", "other"),
 ) -> str:
-    """The document. With `against`, the records of another sweep, it compares the two, which are called `names`."""
+    """Return the document. With `against`, the records of another sweep, it compares the two, called `names`."""
     if not records:
         raise ValueError("no records to show; run `trueup bench` first")
-    every = latest(records)
-    made = blocks(every)
-    pairing = pair(every, against) if against else None
-    views: dict[str, tuple[str, Mapping[str, Table]]] = {str(i): (b.title, b.tables) for i, b in enumerate(made)}
-    compared = differences(pairing, names) if pairing else []
-    views |= {f"c{i}": each for i, each in enumerate(compared)}
+    every = latest_records(records)
+    groups = table_groups(every)
+    pairing = pair_runs(every, against) if against else None
+    results: Views = {str(i): (group.title, group.tables) for i, group in enumerate(groups)}
+    compared: Views = {f"c{i}": view for i, view in enumerate(difference_tables(pairing, names) if pairing else [])}
     sections = {
-        "Results": _results(made, {n: v for n, v in views.items() if not n.startswith("c")}),
-        "Comparison": _comparison(pairing, {n: v for n, v in views.items() if n.startswith("c")}, names),
-        "Figures": _figures(plates),
+        "Results": _results(groups, results),
+        "Comparison": _comparison(pairing, compared, names),
+        "Figures": _figures(figures),
         "Runs": _runs(every),
     }
     there = {name: inside for name, inside in sections.items() if inside}
-    top = f'<header class="top"><h1>{text(title)}</h1><div class="lede">{headline(every, made)}</div></header>'
-    body = top + warnings(every, made) + "".join(_section(name, inside) for name, inside in there.items())
-    data = embed("runs-data", columns(every)) + pack("views-data", packed(views))
+    top = f'<header class="top"><h1>{escape(title)}</h1><div class="lede">{headline(every, groups)}</div></header>'
+    body = top + warnings(every, groups) + "".join(_section(name, inside) for name, inside in there.items())
+    data = embed_json("runs-data", run_columns(every)) + embed_gzip("views-data", packed_views({**results, **compared}))
     return _document(title, list(there), body, data, max(str(record.get("finished") or "") for record in every))
 
 
@@ -61,30 +67,26 @@ def _heading(name: str) -> str:
     return f'<h2 id="{name.lower()}-title">{name}</h2>'
 
 
-def _results(made: Sequence[Block], views: Views) -> str:
-    if not made:
+def _results(groups: Sequence[TableGroup], views: Views) -> str:
+    if not groups:
         return f"{_heading('Results')}<p>No run has finished, so there are no tables.</p>"
-    targets = list(dict.fromkeys(target_of(record) for each in made for record in each.records))
-    metrics = [name for name in METRICS if any(name in each.tables for each in made)]
-    usual = list(dict.fromkeys(each.usual.metric.name for each in made))
+    targets = list(dict.fromkeys(target_of(record) for group in groups for record in group.records))
+    metrics = [name for name in METRICS if any(name in group.tables for group in groups)]
+    usual = list(dict.fromkeys(group.default.metric.name for group in groups))
     options = [("", f"usual: {' and '.join(usual)}")] if len(usual) > 1 else []
     options += [(name, METRICS[name].title) for name in sorted(metrics, key=lambda name: name not in usual)]
     choices = _select("metric", "Metric", options)
     choices += _select("target", "Target", [("", "all targets"), *((name, name) for name in targets)])
-    if len(made) > 1:
-        settings = [("", f"all tables ({len(made)})"), *((str(i), each.title) for i, each in enumerate(made))]
+    if len(groups) > 1:
+        settings = [("", f"all tables ({len(groups)})"), *((str(i), group.title) for i, group in enumerate(groups))]
         choices += _select("settings", "Table", settings)
     search = _search("filter-methods", "Methods", "filter by name")
-    parts = [_block(number, title, tables) for number, (title, tables) in views.items()]
+    parts = [tables_html(number, title, tables) for number, (title, tables) in views.items()]
     return (
         f'<div class="tools">{_heading("Results")}{choices}{search}</div>'
         f'<div class="blocks">{"".join(parts[:OPEN])}{_folded(parts[OPEN:])}</div>'
         '<p class="empty" hidden>Nothing matches; choose another target or clear the filter.</p>'
     )
-
-
-def _block(number: str, title: str, tables: Mapping[str, Table]) -> str:
-    return block(number, title, next(iter(tables.values())), metrics=list(tables))
 
 
 def _folded(parts: Sequence[str]) -> str:
@@ -94,7 +96,7 @@ def _folded(parts: Sequence[str]) -> str:
 
 
 def _select(name: str, label: str, options: Sequence[tuple[str, str]]) -> str:
-    inside = "".join(f'<option value="{text(value)}">{text(said)}</option>' for value, said in options)
+    inside = "".join(f'<option value="{escape(value)}">{escape(words)}</option>' for value, words in options)
     return f'<label class="tool">{label}<select id="choose-{name}" autocomplete="off">{inside}</select></label>'
 
 
@@ -106,30 +108,31 @@ def _search(name: str, label: str, hint: str) -> str:
 def _comparison(pairing: Pairing | None, views: Views, names: tuple[str, str]) -> str:
     if pairing is None:
         return ""
-    parts = [_heading("Comparison"), f'<p class="verdict">{text(verdict(pairing, names))}</p>']
-    parts += [_block(number, title, tables) for number, (title, tables) in views.items()]
+    parts = [_heading("Comparison"), f'<p class="verdict">{escape(comparison_text(pairing, names))}</p>']
+    parts += [tables_html(number, title, tables) for number, (title, tables) in views.items()]
     lists: list[tuple[str, Sequence[Record]]] = [(f"in {names[0]} only", pairing.only)]
     lists += [(f"in {names[1]} only", pairing.other)]
-    lists += [(f"in both, but failed in {where}", some) for where, some in failures(pairing, names)]
-    for said, some in lists:
+    lists += [(f"in both, but failed in {where}", some) for where, some in failed_pairs(pairing, names)]
+    for where, some in lists:
         if some:
-            items = "".join(f"<li>{text(name)}</li>" for name in named(some))
-            summary = f"<summary><strong>{plural(len(some), 'run')}</strong> {text(said)}</summary>"
+            items = "".join(f"<li>{escape(name)}</li>" for name in run_names(some))
+            summary = f"<summary><strong>{plural(len(some), 'run')}</strong> {escape(where)}</summary>"
             parts.append(f"<details>{summary}<ul class=runs-list>{items}</ul></details>")
     return "".join(parts)
 
 
-def _figures(plates: Sequence[Plate]) -> str:
-    labels, images = labels_of(plates), Images()
-    drawn = "".join(figure(plate, labels, images) for plate in plates)
-    return f"{_heading('Figures')}{hatches()}{drawn}" if plates else ""
+def _figures(figures: Sequence[FigureSpec]) -> str:
+    labels, images = curve_labels(figures), ImageStore()
+    drawn = "".join(figure_html(spec, labels, images) for spec in figures)
+    return f"{_heading('Figures')}{hatch_patterns()}{drawn}" if figures else ""
 
 
 def _runs(records: Sequence[Record]) -> str:
     count = f'<span id="count" role="status">{plural(len(records), "run")}</span>'
-    failed = sum(not done(record) for record in records)
+    failed = sum(not is_finished(record) for record in records)
     hint = "method, target, seed, failed …" if failed else "method, target, seed …"
-    return f'<div class="tools">{_heading("Runs")}{count}{_search("filter-runs", "Filter", hint)}</div>{runs(records)}'
+    search = _search("filter-runs", "Filter", hint)
+    return f'<div class="tools">{_heading("Runs")}{count}{search}</div>{runs_table(records)}'
 
 
 def _document(title: str, sections: Sequence[str], body: str, data: str, finished: str) -> str:
@@ -148,12 +151,12 @@ def _document(title: str, sections: Sequence[str], body: str, data: str, finishe
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f'<link rel="icon" href="data:,">\n<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n'
+        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n'
         f'<a class="skip" href="#main">Skip to the results</a>\n'
         f'<div class="bar"><nav aria-label="Sections">{links}</nav>'
         '<button type="button" id="theme">Dark</button></div>\n'
         f'<main id="main" tabindex="-1">{body}</main>\n'
-        f"<footer>Made by Trueup from the records of its runs{text(ended)}.</footer>\n"
+        f"<footer>Made by Trueup from the records of its runs{escape(ended)}.</footer>\n"
         '<div id="tip" hidden></div><div id="said" class="unseen" aria-live="polite"></div>\n'
         f"{data}\n<script>{script}</script>\n</body>\n</html>\n"
     )

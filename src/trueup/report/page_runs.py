@@ -1,30 +1,30 @@
-"""Every run of a page: a row each, and all that its record says behind a click."""
+"""The list of runs on the page, and all fields of their records for the script."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trueup.report.groups import groups
+from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS
-from trueup.report.page_markup import signed, text
+from trueup.report.page_markup import escape, minus_sign
 from trueup.report.page_tables import value_of
-from trueup.report.record_rows import Record, done, target_of
+from trueup.report.variants import Record, is_finished, target_of
 
-SHOWN = ("accuracy", "dice", "seconds")  # of a run's numbers
-MOST = 50  # numbers of a list or map; more of them, a thousand times, would be most of the page
+SHOWN = ("accuracy", "dice", "seconds")  # metrics of a run
+MOST = 50  # numbers of a list or map; longer ones would fill the page
 DIGITS = 6  # of a number
-DEEP = 3  # names of a knob, from its section on; what lies deeper stays together
+DEEP = 3  # levels of a field; deeper values are not split
 
 
-def runs(records: Sequence[Record]) -> str:
-    """The table of all runs."""
+def runs_table(records: Sequence[Record]) -> str:
+    """Return the table of all runs."""
     metrics = [METRICS[name] for name in SHOWN if any(value_of(r, METRICS[name]) is not None for r in records)]
     names = ["method", "dataset", "target", "network", "seed", "stream"]
     heads = [(name, "ascending", "seed" if name == "seed" else "word") for name in names]
     heads += [(f"{m.name}{', %' * m.percent}", "ascending" if m.lower else "descending", "number") for m in metrics]
     head = "".join(
         f'<th scope="col" aria-sort="none" data-first="{first}" data-kind="{kind}">'
-        f'<button type="button">{text(name)}</button></th>'
+        f'<button type="button">{escape(name)}</button></th>'
         for name, first, kind in [*heads, ("state", "ascending", "word")]
     )
     called = _labels(records)
@@ -33,11 +33,11 @@ def runs(records: Sequence[Record]) -> str:
         settings = record["settings"]
         label = called.get(i, str(settings.get("method")))
         words = [settings.get("dataset"), target_of(record), settings.get("network"), settings.get("seed")]
-        cells = [f"<td>{text('' if word is None else word)}</td>" for word in [*words, settings.get("stream")]]
+        cells = [f"<td>{escape('' if word is None else word)}</td>" for word in [*words, settings.get("stream")]]
         found = [(metric, value_of(record, metric)) for metric in metrics]
-        cells += [f"<td>{'–' if value is None else signed(metric.text(value))}</td>" for metric, value in found]
-        state = "<td>done</td>" if done(record) else '<td class="failed">failed</td>'
-        name = f'<th scope="row"><button type="button" aria-expanded="false">{text(label)}</button></th>'
+        cells += [f"<td>{'–' if value is None else minus_sign(metric.text(value))}</td>" for metric, value in found]
+        state = "<td>done</td>" if is_finished(record) else '<td class="failed">failed</td>'
+        name = f'<th scope="row"><button type="button" aria-expanded="false">{escape(label)}</button></th>'
         body.append(f'<tr data-run="{i}">{name}{"".join(cells)}{state}</tr>')
     return (
         '<div class="box" tabindex="0" role="region" aria-label="All runs">'
@@ -47,20 +47,19 @@ def runs(records: Sequence[Record]) -> str:
 
 
 def _labels(records: Sequence[Record]) -> dict[int, str]:
-    """What a run's row is called in the tables."""
+    """Return the labels that runs have in tables, by their index."""
     numbers = {id(record): i for i, record in enumerate(records)}
     return {
-        numbers[id(record)]: line.label
-        for group in groups(records)
-        for line in group.lines
-        for place in line.runs.values()
-        for record in place.values()
+        numbers[id(record)]: variant.label
+        for group in group_runs(records)
+        for variant in group.variants
+        for record in variant.records
     }
 
 
-def columns(records: Sequence[Record]) -> dict[str, Any]:
-    """What records say, by knob: each value once, and who has which. None: all have the only one; -1: has none."""
-    flat = [dict(_knobs(record)) for record in records]
+def run_columns(records: Sequence[Record]) -> dict[str, Any]:
+    """Return each field's distinct values, and the index of each run's value: -1 for none; None if all are alike."""
+    flat = [dict(_fields(record)) for record in records]
     paths = list(dict.fromkeys(path for each in flat for path in each))
     values, which = [], []
     for path in paths:
@@ -78,16 +77,16 @@ def columns(records: Sequence[Record]) -> dict[str, Any]:
     return {"paths": paths, "values": values, "which": which}
 
 
-def _knobs(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
-    """Names from the section down to the knob, and its value."""
+def _fields(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    """Return path and value of each field of a record."""
     found: list[tuple[tuple[str, ...], Any]] = []
     for name, inner in value.items():
         here = (*path, str(name))
-        count = _numbers(inner) if path else 0  # a section as a whole is never left out
+        count = _numbers(inner) if path else 0  # a whole section is never left out
         if count > MOST:
             found.append((here, f"{count:,} numbers: see records.jsonl"))
         elif isinstance(inner, Mapping) and inner and len(here) < DEEP:
-            found += _knobs(inner, here)
+            found += _fields(inner, here)
         else:
             found.append((here, _short(inner)))
     return found
@@ -100,7 +99,7 @@ def _numbers(value: Any) -> int:
 
 
 def _short(value: Any) -> Any:
-    """A value with no more digits than one reads."""
+    """Round the numbers in a value."""
     if isinstance(value, Mapping):
         return {name: _short(inner) for name, inner in value.items()}
     if isinstance(value, list):

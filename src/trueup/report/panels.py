@@ -1,4 +1,4 @@
-"""What a panel looks like on a matplotlib axis: a function for each kind."""
+"""Panels drawn on matplotlib axes: one function for each kind."""
 
 from __future__ import annotations
 
@@ -8,28 +8,38 @@ from typing import Any
 
 import numpy as np
 
-from trueup.report.chart_axes import FEW, LONGEST, short
-from trueup.report.figure_spec import Axis, Bars, Curve, Dots, Lines, Matrix, Panel, Picture
+from trueup.report.chart_curves import FEW, LONGEST, shorten
+from trueup.report.figure_spec import (
+    Axis,
+    BarPanel,
+    Curve,
+    CurvePanel,
+    ImagePanel,
+    LinePanel,
+    MatrixPanel,
+    Panel,
+    ScatterPanel,
+)
 from trueup.report.palette import MARKERS, OUTLINES, style
 
-DENSE = 12  # points of a curve, beyond which not each has a marker, and deviations are a band
-WRITTEN = 12  # classes, up to which numbers are written into a matrix
+DENSE = 12  # points of a curve, beyond which markers are sparse and deviations are a band
+WRITTEN = 12  # classes of a matrix with numbers in its cells, at most
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||", "oo")
 SHADES = "Blues"
-TURN = 35  # degrees of words that do not fit side by side
-LETTER = 0.0625  # inches, of a tick
+TURN = 35  # degrees that tick labels turn if they overlap
+LETTER = 0.0625  # inches of a letter of a tick
 
 
-def line_look(label: str, labels: Sequence[str]) -> dict[str, Any]:
-    """How the line of a method is drawn."""
+def line_style(label: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return matplotlib's arguments for the line of a method."""
     look = style(label, labels)
     shape = (0, look.dash) if look.dash else "-"
     size = 6.5 if look.marker == "*" else 4
     return {"color": look.colour, "linestyle": shape, "marker": look.marker, "linewidth": 1.5, "markersize": size}
 
 
-def bar_look(label: str, labels: Sequence[str]) -> dict[str, Any]:
-    """How its bars are filled; hatched, so that they can be told apart in grey."""
+def bar_style(label: str, labels: Sequence[str]) -> dict[str, Any]:
+    """Return matplotlib's arguments for its bars, hatched so that they differ in grey."""
     look = style(label, labels)
     hatch = "" if look.marker == "*" else HATCHES[MARKERS.index(look.marker)]
     return {
@@ -40,10 +50,10 @@ def bar_look(label: str, labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _lines(axis: Any, panel: Lines, labels: Sequence[str]) -> None:
+def _lines(axis: Any, panel: LinePanel, labels: Sequence[str]) -> None:
     _frame(axis, panel.x, panel.y, [x for curve in panel.curves for x in curve.x])
     for i, curve in enumerate(panel.curves):
-        look = line_look(curve.label, labels)
+        look = line_style(curve.label, labels)
         x, y = np.array(curve.x), np.array(curve.y)
         if len(x) > DENSE:
             step = max(1, len(x) // 6)
@@ -65,13 +75,13 @@ def _spread(axis: Any, curve: Curve, colour: str) -> None:
         axis.errorbar(x[there], y[there], spread[there], fmt="none", ecolor=colour, elinewidth=0.9, capsize=2, zorder=3)
 
 
-def _bars(axis: Any, panel: Bars, labels: Sequence[str]) -> None:
+def _bars(axis: Any, panel: BarPanel, labels: Sequence[str]) -> None:
     _frame(axis, panel.x, panel.y, [])
     wide = 0.84 / len(panel.curves)
     for i, curve in enumerate(panel.curves):
         x = np.array(curve.x) + (i - (len(panel.curves) - 1) / 2) * wide
         y = np.array(curve.y)
-        axis.bar(x, y, width=0.92 * wide, zorder=2, **bar_look(curve.label, labels))
+        axis.bar(x, y, width=0.92 * wide, zorder=2, **bar_style(curve.label, labels))
         if curve.spread:
             spread = np.array(curve.spread)
             there = np.isfinite(spread) & np.isfinite(y)
@@ -86,7 +96,7 @@ def _bars(axis: Any, panel: Bars, labels: Sequence[str]) -> None:
 
 
 def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
-    """Axes with names, and a quiet grid."""
+    """Set titles, grid and ticks."""
     axis.set_xlabel(x.title)
     axis.set_ylabel(y.title)
     axis.spines[["top", "right"]].set_visible(False)
@@ -108,7 +118,7 @@ def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
 
 
 def _own_ticks(x: Axis, values: Sequence[float]) -> list[float]:
-    """The numbers themselves, where they are few and short."""
+    """Return the numbers themselves as ticks, if they are few and short."""
     found = sorted({value for value in values if np.isfinite(value)})
     brief = all(len(f"{value:g}") <= 4 for value in found)
     return found if (len(found) <= 10 if x.log else len(found) <= FEW and brief) else []
@@ -119,46 +129,46 @@ def _plain(value: float, _: Any) -> str:
 
 
 def _name_ticks(axis: Any, ticks: Sequence[str]) -> None:
-    axis.set_xticks(range(len(ticks)), shortened(ticks))
+    axis.set_xticks(range(len(ticks)), tick_labels(ticks))
     if _turned(ticks, axis.figure.get_figwidth() / max(1, axis.get_gridspec().ncols)):
         for text in axis.get_xticklabels():
             text.set(rotation=TURN, ha="right", rotation_mode="anchor")
 
 
-def shortened(words: Sequence[str]) -> list[str]:
-    """Words that leave room for the plot: their beginnings, or their ends, too, where these tell them apart."""
+def tick_labels(words: Sequence[str]) -> list[str]:
+    """Shorten tick labels to their beginnings, or to beginnings and ends if only these tell them apart."""
     half = LONGEST // 2
     ends = [word if len(word) <= LONGEST else f"{word[: half - 1]}…{word[-half:]}" for word in words]
-    return next((some for some in (list(map(short, words)), ends) if len(set(some)) == len(words)), list(words))
+    return next((some for some in (list(map(shorten, words)), ends) if len(set(some)) == len(words)), list(words))
 
 
 def _turned(ticks: Sequence[str], inches: float) -> bool:
-    return max(map(len, shortened(ticks)), default=0) * len(ticks) > 13 * inches
+    return max(map(len, tick_labels(ticks)), default=0) * len(ticks) > 13 * inches
 
 
 def tick_room(panel: Panel, inches: float) -> float:
-    """How much higher a panel of this width becomes by words that do not fit side by side."""
-    if not isinstance(panel, Lines | Bars | Matrix) or not panel.x.ticks:
+    """Return the extra height in inches for tick labels that do not fit side by side."""
+    if not isinstance(panel, CurvePanel | MatrixPanel) or not panel.x.ticks:
         return 0.0
-    letters = max(map(len, shortened(panel.x.ticks)))
-    if isinstance(panel, Matrix):
+    letters = max(map(len, tick_labels(panel.x.ticks)))
+    if isinstance(panel, MatrixPanel):
         return LETTER * letters if _upright(panel) else 0.0
     return LETTER * letters * math.sin(math.radians(TURN)) - 0.15 if _turned(panel.x.ticks, inches) else 0.0
 
 
-def _upright(panel: Matrix) -> bool:
-    return max(map(len, shortened(panel.x.ticks)), default=0) * len(panel.x.ticks) > 40
+def _upright(panel: MatrixPanel) -> bool:
+    return max(map(len, tick_labels(panel.x.ticks)), default=0) * len(panel.x.ticks) > 40
 
 
-def _matrix(axis: Any, panel: Matrix, labels: Sequence[str]) -> None:
+def _matrix(axis: Any, panel: MatrixPanel, labels: Sequence[str]) -> None:
     from matplotlib import colormaps
 
     values = np.array(panel.values)
     shades = colormaps[SHADES].with_extremes(bad="0.93")
     axis.imshow(np.ma.masked_invalid(values), cmap=shades, vmin=0, vmax=100, aspect="equal")
     small = 7 if len(values) <= WRITTEN else 6
-    axis.set_xticks(range(values.shape[1]), shortened(panel.x.ticks), fontsize=small)
-    axis.set_yticks(range(values.shape[0]), shortened(panel.y.ticks), fontsize=small)
+    axis.set_xticks(range(values.shape[1]), tick_labels(panel.x.ticks), fontsize=small)
+    axis.set_yticks(range(values.shape[0]), tick_labels(panel.y.ticks), fontsize=small)
     axis.set_xlabel(panel.x.title)
     axis.set_ylabel(panel.y.title)
     axis.tick_params(length=0)
@@ -172,7 +182,7 @@ def _matrix(axis: Any, panel: Matrix, labels: Sequence[str]) -> None:
             axis.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=6.5, color=colour)
 
 
-def _dots(axis: Any, panel: Dots, labels: Sequence[str]) -> None:
+def _scatter(axis: Any, panel: ScatterPanel, labels: Sequence[str]) -> None:
     x, y, group = np.array(panel.x), np.array(panel.y), np.array(panel.group)
     for i, name in enumerate(panel.groups):
         look = style(name, panel.groups)
@@ -184,12 +194,12 @@ def _dots(axis: Any, panel: Dots, labels: Sequence[str]) -> None:
     axis.spines[:].set_color("0.7")
 
 
-def _picture(axis: Any, panel: Picture, labels: Sequence[str]) -> None:
+def _image(axis: Any, panel: ImagePanel, labels: Sequence[str]) -> None:
     axis.imshow(panel.image)
     for i, mask in enumerate(panel.outlines.values()):
         inside = np.asarray(mask) > 0
         if inside.any():
-            edge = np.pad(inside.astype(float), 1)  # a region at the border is closed there
+            edge = np.pad(inside.astype(float), 1)  # closes regions at the border
             x, y = np.arange(edge.shape[1]) - 1, np.arange(edge.shape[0]) - 1
             axis.contour(x, y, edge, [0.5], colors="black", linewidths=2.2, alpha=0.55)
             axis.contour(x, y, edge, [0.5], colors=OUTLINES[i % len(OUTLINES)], linewidths=1.2)
@@ -202,9 +212,9 @@ def _picture(axis: Any, panel: Picture, labels: Sequence[str]) -> None:
 
 
 DRAW: dict[type, Callable[[Any, Any, Sequence[str]], None]] = {
-    Lines: _lines,
-    Bars: _bars,
-    Matrix: _matrix,
-    Dots: _dots,
-    Picture: _picture,
+    LinePanel: _lines,
+    BarPanel: _bars,
+    MatrixPanel: _matrix,
+    ScatterPanel: _scatter,
+    ImagePanel: _image,
 }

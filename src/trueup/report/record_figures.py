@@ -1,4 +1,4 @@
-"""Records to plates: every figure that they have the numbers for, as pure functions."""
+"""All figures of a report, as pure functions of records and traces."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,16 +8,25 @@ from typing import Any
 import numpy as np
 
 from trueup.report.feature_space import confusion, embedding, geometry
-from trueup.report.figure_spec import Axis, Bars, Curve, Lines, Plate
-from trueup.report.groups import Attempts, Group, Lookup, groups, sweeps
-from trueup.report.mask_examples import examples
+from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec, LinePanel
+from trueup.report.groups import Group, HyperSweep, TraceLookup, group_runs, hyper_sweeps
+from trueup.report.mask_examples import mask_examples
 from trueup.report.metrics import METRICS, Metric
-from trueup.report.record_rows import Line, Record, key_of, target_of
-from trueup.report.stream_figures import accuracy_along, agreement_along, dice_along, entropy_along, mean_and_deviation
-from trueup.report.tables import Table, doubts, tables
+from trueup.report.page_markup import upper_first
+from trueup.report.stream_figures import (
+    ACCURACY,
+    AGREEMENT,
+    DICE,
+    ENTROPY,
+    Numbers,
+    along_stream,
+    mean_and_deviation,
+)
+from trueup.report.tables import Table, environment_notes, make_tables, mean_of
 from trueup.report.traces import Trace
+from trueup.report.variants import Record, Variant, json_key, target_of
 
-HEAVY = ("examples", "truth", "answer")  # arrays of a trace that are not kept while plates are made
+HEAVY = ("examples", "truth", "answer")  # arrays of a trace that are not kept in memory
 BARS = 48  # side by side in a panel
 NAMES = {
     "neighbors": "K, neighbours",
@@ -25,94 +34,107 @@ NAMES = {
     "alignment": "λ, weight of the alignment term",
 }
 NONE = {"per_class": "all"}
-LOG = 20  # times the smallest, from which on an axis goes by factors
+LOG = 20  # ratio of largest to smallest value from which an axis is logarithmic
 
 
-def plates(records: Iterable[Record], trace: Lookup) -> list[Plate]:
-    """Every plate that the records and traces have what it takes for."""
-    records, light = list(records), _keeping(trace)
-    kinds = (accuracy_along, domains, entropy_along, agreement_along, confusion, embedding, geometry)
-    found = [plate for kind in (*kinds, batch_sizes, sensitivity) for plate in kind(records, light)]
-    return [*found, *examples(records, trace), *dice_along(records, light)]
+def make_figures(records: Iterable[Record], trace: TraceLookup) -> list[FigureSpec]:
+    """Make every figure that the records and traces have the data for."""
+    records, light = list(records), _cached(trace)
+    return [
+        *along_stream(records, light, ACCURACY),
+        *target_bars(records),
+        *along_stream(records, light, ENTROPY),
+        *along_stream(records, light, AGREEMENT),
+        *confusion(records, light),
+        *embedding(records, light),
+        *geometry(records),
+        *batch_sizes(records),
+        *sensitivity(records),
+        *mask_examples(records, trace),
+        *along_stream(records, light, DICE),
+    ]
 
 
-def _keeping(trace: Lookup) -> Lookup:
-    """The same traces without pictures, each read once."""
+def _cached(trace: TraceLookup) -> TraceLookup:
+    """Return a lookup that reads each trace once, and keeps it without images."""
     kept: dict[Any, Trace | None] = {}
 
-    def look(record: Record) -> Trace | None:
+    def cached(record: Record) -> Trace | None:
         key = record.get("id", id(record))
         if key not in kept:
             found = trace(record)
             kept[key] = None if found is None else {n: values for n, values in found.items() if n not in HEAVY}
         return kept[key]
 
-    return look
+    return cached
 
 
-def domains(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """Bars of every row on every target, and on average; of joined targets also on each domain."""
-    return [_domains(group) for group in groups(records)]
+def target_bars(records: Sequence[Record]) -> list[FigureSpec]:
+    """Draw bars by target and on average, and for joined targets by domain."""
+    return [_target_bars(group) for group in group_runs(records)]
 
 
-def _domains(group: Group) -> Plate:
-    (table,) = tables(group.records)
-    keep = {line.label for line in group.shown}
+def _target_bars(group: Group) -> FigureSpec:
+    (table,) = make_tables(group.records)
+    keep = {variant.label for variant in group.shown}
     ends = [i for i, column in enumerate(table.columns) if column.kind not in ("gain", "seconds")]
     if len(group.targets) == 1:
-        ends = ends[:1]  # its average is itself
+        ends = ends[:1]  # the average of one target is the target
     wide = max(1, BARS // len(keep))
     count = math.ceil(len(ends) / wide)
     size = math.ceil(len(ends) / count)
     panels = [_bars(table, keep, ends[i : i + size]) for i in range(0, len(ends), size)]
-    inside = [panel for target in group.targets if "+" in target for panel in _inside(group, target)]
+    inside = [panel for target in group.targets if "+" in target for panel in _domain_bars(group, target)]
     panels = [replace(panel, title="whole streams") for panel in panels] + inside if inside else panels
     several = any(curve.spread for panel in panels for curve in panel.curves)
     caption = [
-        _first_upper(table.metric.title) + ("; ± is the sample standard deviation over seeds." if several else "."),
+        upper_first(table.metric.title) + ("; ± is the sample standard deviation over seeds." if several else "."),
         "Average: over the targets of a seed, then over seeds that have all targets." if len(ends) > 1 else "",
         group.setting,
         group.seeds,
     ]
-    what = table.metric.title.partition(" in ")[0]
-    title = f"{group.title}: {what} by target"
+    title = f"{group.title}: {table.metric.title.partition(' in ')[0]} by target"
     columns = 1 if len(ends) > 1 or len(panels) == 1 else 2
-    return Plate(f"by-target-{group.name}", title, " ".join(filter(None, caption)), tuple(panels), columns)
+    return FigureSpec(f"by-target-{group.name}", title, " ".join(filter(None, caption)), tuple(panels), columns)
 
 
-def _bars(table: Table, keep: set[str], at: Sequence[int]) -> Bars:
+def _bars(table: Table, keep: set[str], at: Sequence[int]) -> BarPanel:
     curves = []
     for row in table.rows:
         cells = [row.cells[i] for i in at]
         if row.label in keep and any(cells):
-            y = tuple(_scaled(table.metric, cell.mean) if cell else math.nan for cell in cells)
-            deviations = [cell.std if cell and cell.std is not None else math.nan for cell in cells]
-            spread = tuple(_scaled(table.metric, value) for value in deviations)
-            there = any(map(math.isfinite, spread))
-            curves.append(Curve(row.label, tuple(map(float, range(len(at)))), y, spread if there else ()))
+            y = [table.metric.scaled(cell.mean) if cell else math.nan for cell in cells]
+            spread = [table.metric.scaled(c.std) if c and c.std is not None else math.nan for c in cells]
+            curves.append(_curve(row.label, range(len(at)), y, spread))
     x = Axis("target", tuple(table.columns[i].name for i in at))
-    return Bars("", x, Axis(_unit(table.metric)), tuple(curves))
+    return BarPanel("", x, Axis(table.metric.unit), tuple(curves))
 
 
-def _inside(group: Group, target: str) -> list[Bars]:
-    """The domains of a joined target, where records tell them apart."""
+def _curve(label: str, x: Iterable[float], y: Iterable[float], spread: Sequence[float]) -> Curve:
+    """Return a curve, without spread if no point has one."""
+    there = any(map(math.isfinite, spread))
+    return Curve(label, tuple(map(float, x)), tuple(y), tuple(spread) if there else ())
+
+
+def _domain_bars(group: Group, target: str) -> list[BarPanel]:
+    """Return bars by domain of a joined target, if records have numbers by domain."""
     names = target.split("+")
     curves = []
-    for line in group.shown:
-        runs = [r["results"].get("per_domain") or {} for r in line.runs.get(target, {}).values()]
+    for variant in group.shown:
+        runs = [r["results"].get("per_domain") or {} for r in variant.runs.get(target, {}).values()]
         rows = [np.array([_number(group.metric, run.get(name)) for name in names]) for run in runs if run]
         if rows:
-            curves.append(Curve(line.label, tuple(map(float, range(len(names)))), *mean_and_deviation(rows)))
+            curves.append(Curve(variant.label, tuple(map(float, range(len(names)))), *mean_and_deviation(rows)))
     x = Axis("domain", tuple(names))
-    return [Bars(f"in the stream {target}", x, Axis(_unit(group.metric)), tuple(curves))] if curves else []
+    return [BarPanel(f"in the stream {target}", x, Axis(group.metric.unit), tuple(curves))] if curves else []
 
 
-def batch_sizes(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """Accuracy, time and memory against the size of batches, where runs differ in it."""
-    return [plate for group in groups(records, apart=("batch",)) for plate in _batch_sizes(group)]
+def batch_sizes(records: Sequence[Record]) -> list[FigureSpec]:
+    """Draw accuracy, time and memory against batch size, where runs differ in it."""
+    return [figure for group in group_runs(records, apart=("batch",)) for figure in _batch_sizes(group)]
 
 
-def _batch_sizes(group: Group) -> list[Plate]:
+def _batch_sizes(group: Group) -> list[FigureSpec]:
     where = {(target_of(r), r["settings"].get("batch")) for r in group.records}
     sizes = sorted({size for _, size in where if size is not None})
     targets = [target for target in group.targets if all((target, size) in where for size in sizes)]
@@ -120,17 +142,17 @@ def _batch_sizes(group: Group) -> list[Plate]:
         return []
     panels = []
     for metric, title, unit in (
-        (group.metric, group.metric.title.partition(",")[0], _unit(group.metric)),
+        (group.metric, group.metric.unit, group.metric.unit),
         (METRICS["images_per_second"], "time per image", "ms per image"),
         (METRICS["peak_memory_mb"], "peak memory", "MB"),
     ):
-        curves = [curve for line in group.shown if (curve := _by_size(line, metric, targets, sizes))]
+        curves = [curve for variant in group.shown if (curve := _by_size(variant, metric, targets, sizes))]
         if curves:
             numbers = [y for curve in curves for y in curve.y if y > 0]
             log = metric is METRICS["images_per_second"] and bool(numbers) and max(numbers) > LOG * min(numbers)
             x = Axis("images in a batch", log=sizes[-1] > LOG * sizes[0] or len(sizes) > 2)
-            panels.append(Lines(title, x, Axis(unit, log=log), tuple(curves)))
-    notes = [f"{_first_upper(note)}." for note in doubts(group.records, 0) if note.startswith("environments")]
+            panels.append(LinePanel(title, x, Axis(unit, log=log), tuple(curves)))
+    notes = [f"{upper_first(note)}." for note in environment_notes(group.records)]
     caption = [
         f"Mean over target{'s' * (len(targets) > 1)} {', '.join(targets)}, then over seeds; bars: ± one sample "
         "standard deviation over seeds. Time: all of a run by its number of images; memory: peak of the device, or of "
@@ -139,108 +161,88 @@ def _batch_sizes(group: Group) -> list[Plate]:
         group.setting,
         group.seeds,
     ]
-    title = f"{group.title}: what the size of batches changes"
-    return [Plate(f"batch-size-{group.name}", title, " ".join(caption), tuple(panels), 3)] if panels else []
+    title = f"{group.title}: effect of the batch size"
+    return [FigureSpec(f"batch-size-{group.name}", title, " ".join(caption), tuple(panels), 3)] if panels else []
 
 
-def _by_size(line: Line, metric: Metric, targets: Sequence[str], sizes: Sequence[int]) -> Curve | None:
-    per_image = metric.name == "images_per_second"  # its inverse is what one waits for
+def _by_size(variant: Variant, metric: Metric, targets: Sequence[str], sizes: Sequence[int]) -> Curve | None:
+    per_image = metric.name == "images_per_second"  # shown as time per image, its inverse
     found = {}
     for size in sizes:
-        rows = line.complete([(target, size) for target in targets], metric).values()
-        fit = [row for row in rows if all(row) or not per_image]  # nobody waits for ever
-        turned = [[1000 / value if per_image else _scaled(metric, value) for value in row] for row in fit]
-        means = [np.array([sum(row) / len(row)]) for row in turned if row]
-        if means:
-            found[size] = mean_and_deviation(means)
-    if len(found) < 2:
-        return None
-    spread = tuple(deviation[0] if deviation else math.nan for _, deviation in found.values())
-    there = any(map(math.isfinite, spread))
-    y = tuple(mean[0] for mean, _ in found.values())
-    return Curve(line.label, tuple(map(float, found)), y, spread if there else ())
+        rows = variant.complete([(target, size) for target in targets], metric).values()
+        fit = [row for row in rows if all(row) or not per_image]  # a speed of 0 has no inverse
+        turned = [[1000 / value if per_image else metric.scaled(value) for value in row] for row in fit]
+        if means := [np.array([mean_of(row)]) for row in turned if row]:
+            found[size] = means
+    return _mean_curve(variant.label, found, list(found.values())) if len(found) > 1 else None
 
 
-def sensitivity(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """Accuracy against each hyper-parameter of which there are three values or more, all else alike."""
-    return [plate for group in groups(records) for plate in _sensitivity(group)]
+def _mean_curve(label: str, x: Iterable[float], points: Sequence[Sequence[Numbers]]) -> Curve:
+    """Return mean and deviation over the runs of each point; NaN for a point without runs."""
+    found = [mean_and_deviation(runs) if runs else ((math.nan,), ()) for runs in points]
+    return _curve(label, x, [mean[0] for mean, _ in found], [std[0] if std else math.nan for _, std in found])
 
 
-def _sensitivity(group: Group) -> list[Plate]:
-    found: dict[str, dict[str, Attempts]] = {}
-    for sweep in sweeps(group.lines):
+def sensitivity(records: Sequence[Record]) -> list[FigureSpec]:
+    """Draw the metric against each swept hyper-parameter, with all others fixed."""
+    return [figure for group in group_runs(records) for figure in _sensitivity(group)]
+
+
+def _sensitivity(group: Group) -> list[FigureSpec]:
+    found: dict[str, dict[str, HyperSweep]] = {}
+    for sweep in hyper_sweeps(group.variants):
         of_method = found.setdefault(sweep.method, {})
-        best = of_method.get(sweep.parameter)
-        if best is None or _rank(sweep) > _rank(best):
-            of_method[sweep.parameter] = sweep
+        best = of_method.setdefault(sweep.parameter, sweep)
+        of_method[sweep.parameter] = max(best, sweep, key=_rank)
     return [_sensitivity_of(group, method, some) for method, some in found.items()]
 
 
-def _rank(sweep: Attempts) -> tuple[int, int]:
-    """The most values; of equals, the other hyper-parameters as they usually are."""
-    return len(sweep.lines), -min(len(line.label) for line in sweep.lines)
+def _rank(sweep: HyperSweep) -> tuple[int, int]:
+    """Prefer the most values, then the most common other hyper-parameters."""
+    return len(sweep.variants), -min(len(variant.label) for variant in sweep.variants)
 
 
-def _sensitivity_of(group: Group, method: str, found: dict[str, Attempts]) -> Plate:
+def _sensitivity_of(group: Group, method: str, found: dict[str, HyperSweep]) -> FigureSpec:
     panels = []
     for name, sweep in found.items():
-        lines = sorted(sweep.lines, key=lambda line: _place(line.hyper[name]))
-        ticks = tuple(_value(name, line.hyper[name]) for line in lines)
-        x = tuple(map(float, range(len(lines))))
-        curves = [_flat(method, lines, group, x)]
+        variants = sorted(sweep.variants, key=lambda variant: _sort_key(variant.hyper[name]))
+        ticks = tuple(_value(name, variant.hyper[name]) for variant in variants)
+        curves = [_mean_curve(method, range(len(ticks)), [_means(variant, group) for variant in variants])]
         if group.base is not None:
-            one = _flat("source", [group.base], group, (0.0,))
-            curves.insert(0, Curve(group.base.label, x, one.y * len(x)))
-        panels.append(Lines(NAMES.get(name, name), Axis(name, ticks), Axis(_unit(group.metric)), tuple(curves)))
+            flat = _mean_curve("source", (0.0,), [_means(group.base, group)])
+            curves.insert(0, Curve(group.base.label, curves[0].x, flat.y * len(ticks)))
+        panels.append(LinePanel(NAMES.get(name, name), Axis(name, ticks), Axis(group.metric.unit), tuple(curves)))
     rest = {name: value for sweep in found.values() for name, value in sweep.rest.items()}
     fixed = ", ".join(f"{name}={_value(name, rest[name])}" for name in found if name in rest)
     caption = [
-        "One hyper-parameter at a time, all others alike" + (f" ({fixed} where not varied)." if fixed else "."),
+        "One hyper-parameter at a time, all others fixed" + (f" ({fixed} where not varied)." if fixed else "."),
         "Mean over the targets of a seed, then over seeds that have all targets; bars: ± one sample standard deviation "
         "over seeds. Values are in order, not to scale.",
         "The flat line is the frozen source." if group.base else "",
         group.setting,
         group.seeds,
     ]
-    title = f"{group.title}: how much {method} depends on its hyper-parameters"
+    title = f"{group.title}: sensitivity of {method} to its hyper-parameters"
     text = " ".join(filter(None, caption))
-    return Plate(f"sensitivity-{method}-{group.name}", title, text, tuple(panels), min(3, len(panels)))
+    return FigureSpec(f"sensitivity-{method}-{group.name}", title, text, tuple(panels), min(3, len(panels)))
 
 
-def _flat(label: str, lines: Sequence[Line], group: Group, x: tuple[float, ...]) -> Curve:
-    """The mean of each row over targets and seeds."""
-    cells = []
-    for line in lines:
-        rows = line.complete(group.targets, group.metric).values()
-        means = [np.array([_scaled(group.metric, sum(row) / len(row))]) for row in rows]
-        cells.append(mean_and_deviation(means) if means else ((math.nan,), ()))
-    spread = tuple(deviation[0] if deviation else math.nan for _, deviation in cells)
-    there = any(map(math.isfinite, spread))
-    return Curve(label, x, tuple(mean[0] for mean, _ in cells), spread if there else ())
+def _means(variant: Variant, group: Group) -> list[Numbers]:
+    """Return the mean over targets of each seed."""
+    rows = variant.complete(group.targets, group.metric).values()
+    return [np.array([group.metric.scaled(mean_of(row))]) for row in rows]
 
 
-def _place(value: Any) -> tuple[int, float, str]:
-    """Numbers by size, then words, then no limit."""
+def _sort_key(value: Any) -> tuple[int, float, str]:
+    """Sort numbers by size, then words, then None."""
     if isinstance(value, int | float):
         return 0, float(value), ""
-    return (2, 0.0, "") if value is None else (1, 0.0, key_of(value))
+    return (2, 0.0, "") if value is None else (1, 0.0, json_key(value))
 
 
 def _value(name: str, value: Any) -> str:
-    return NONE.get(name, "none") if value is None else value if isinstance(value, str) else key_of(value)
-
-
-def _unit(metric: Metric) -> str:
-    return metric.title.partition(",")[0]
-
-
-def _scaled(metric: Metric, value: float) -> float:
-    return value * (100 if metric.percent else 1)
+    return NONE.get(name, "none") if value is None else value if isinstance(value, str) else json_key(value)
 
 
 def _number(metric: Metric, value: float | None) -> float:
-    return math.nan if value is None else _scaled(metric, value)
-
-
-def _first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return math.nan if value is None else metric.scaled(value)

@@ -1,4 +1,4 @@
-"""A table as text: for the terminal, Markdown, LaTeX or CSV."""
+"""Tables as text for the terminal, Markdown, LaTeX or CSV."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 
-from trueup.report.metrics import known
+from trueup.report.metrics import check_name
 from trueup.report.tables import Cell, Column, Table
 
 MISSING = "–"
@@ -27,16 +27,17 @@ LATEX_SIGNS = {
     "±": r"$\pm$",
     "×": r"$\times$",
 }
-LATEX_WIDE = 8  # more columns than this leave a page's text block
+LATEX_WIDE = 8  # columns that fit the width of a page
 
 
-def render(table: Table, form: str, *, color: bool = False, width: int = 100) -> str:
-    """The table in one of the forms; `color` and `width` are the terminal's."""
-    known(form, FORMS, "form")
+def render_table(table: Table, form: str, *, color: bool = False, width: int = 100) -> str:
+    """Return a table in one of the FORMS; `color` and `width` are for the terminal."""
+    check_name(form, FORMS, "form")
     return _terminal(table, color=color, width=width) if form == "terminal" else FORMS[form](table)
 
 
-def _marked(table: Table) -> bool:
+def has_marks(table: Table) -> bool:
+    """Return True if a cell is marked as best or second best."""
     return any(cell.mark for row in table.rows for cell in row.cells if cell)
 
 
@@ -52,7 +53,7 @@ def _terminal(table: Table, *, color: bool = False, width: int = 100) -> str:
         top = max(len(head) for head, _, _ in block)
         rule = "─" * (left + sum(len(GAP) + size for _, _, size in block))
         for i in range(top):
-            # Headers stand on the rule: short ones have their lines below.
+            # Headers are aligned at the bottom.
             words = [(head[i - top + len(head)] if i >= top - len(head) else "").rjust(size) for head, _, size in block]
             parts.append(GAP.join([("method" if i == top - 1 else "").ljust(left), *words]).rstrip())
         parts.append(rule)
@@ -60,7 +61,7 @@ def _terminal(table: Table, *, color: bool = False, width: int = 100) -> str:
             parts.append((label.ljust(left) + "".join(texts[i] for _, texts, _ in block)).rstrip())
         parts.append("")
     parts += textwrap.wrap(table.caption, width)
-    parts += [LEGEND if color else PLAIN_LEGEND] if _marked(table) else []
+    parts += [LEGEND if color else PLAIN_LEGEND] if has_marks(table) else []
     for note in table.notes:
         parts += textwrap.wrap(f"• {note}", width, subsequent_indent="  ")
     return "\n".join(parts) + "\n"
@@ -71,7 +72,7 @@ def _cells(table: Table) -> list[list[Cell | None]]:
 
 
 def _column(column: Column, cells: Sequence[Cell | None], color: bool) -> tuple[list[str], list[str], int]:
-    """A column's header lines, its cells with the gap to their left, and its width: ± below ±."""
+    """Return header lines, cells with the gap to their left, and width of a column, aligned at the ±."""
     texts = [column.text(cell) if cell else (MISSING, "") for cell in cells]
     means, stds = (max((len(text[i]) for text in texts), default=0) for i in (0, 1))
     size = means + (3 + stds if stds else 0)
@@ -80,7 +81,7 @@ def _column(column: Column, cells: Sequence[Cell | None], color: bool) -> tuple[
     lines = []
     for cell, (mean, std) in zip(cells, texts, strict=True):
         mark = cell.mark if cell else ""
-        # The mark of the plain form stands in the gap and costs no width.
+        # Without colour, the mark goes into the gap and needs no width.
         text = STYLED[mark].format(mean) if color else PLAIN[mark] + mean
         seen = len(mean) if color else len(text)
         tail = f" ± {std.rjust(stds)}" if std else " " * (3 + stds if stds else 0)
@@ -89,7 +90,7 @@ def _column(column: Column, cells: Sequence[Cell | None], color: bool) -> tuple[
 
 
 def _header(name: str, size: int) -> list[str]:
-    """A name longer than its cells breaks behind its underscores, blanks and hyphens."""
+    """Break a name that is longer than its cells after underscores, blanks and hyphens."""
     lines = [""]
     pieces = re.findall(r"[^_\s-]*[_\s-]*", name)
     room = max(size, *(len(piece) for piece in pieces))
@@ -104,7 +105,7 @@ Piece = tuple[list[str], list[str], int]
 
 
 def _blocks(columns: Sequence[Piece], width: int) -> list[list[Piece]]:
-    """The columns below each other, in as few blocks as the width allows and of about the same width."""
+    """Split columns into as few blocks as the width allows, of about equal width."""
     blocks = _fill(columns, width)
     while width > 0 and len(narrower := _fill(columns, width - 1)) == len(blocks):
         blocks, width = narrower, width - 1
@@ -135,7 +136,7 @@ def _markdown(table: Table) -> str:
         padded = [line[0].ljust(sizes[0]), *(text.rjust(size) for text, size in zip(line[1:], sizes[1:], strict=True))]
         lines.append(f"| {' | '.join(padded)} |")
     lines.insert(1, f"|{'|'.join(['-' * (sizes[0] + 2), *('-' * (size + 1) + ':' for size in sizes[1:])])}|")
-    caption = _markdown_text(table.caption) + (f" {LEGEND}" if _marked(table) else "")
+    caption = _markdown_text(table.caption) + (f" {LEGEND}" if has_marks(table) else "")
     notes = [f"- {_markdown_text(note)}" for note in table.notes]
     parts = [f"**{_markdown_text(table.title)}**", "\n".join(lines), caption, "\n".join(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -159,7 +160,8 @@ def _markdown_text(text: str) -> str:
 def _latex(table: Table) -> str:
     wide = len(table.columns) > LATEX_WIDE
     body = [[_latex_text(row.label), *_texts(table, row.cells, LATEX, _latex_number)] for row in table.rows]
-    caption = f"{table.title}. {table.caption}" + (f" {LEGEND}" if _marked(table) else "")
+    caption = f"{table.title}. {table.caption}" + (f" {LEGEND}" if has_marks(table) else "")
+    notes = r"\\ ".join(f"{_latex_text(note)}." for note in table.notes)
     lines = [
         f"% needs \\usepackage{{booktabs{',graphicx' if wide else ''}}}",
         r"\begin{table}",
@@ -173,11 +175,7 @@ def _latex(table: Table) -> str:
         *(" & ".join(line) + r" \\" for line in body),
         r"\bottomrule",
         r"\end{tabular}" + ("}" if wide else ""),
-        *(
-            [r"\par\footnotesize " + r"\\ ".join(f"{_latex_text(note)}." for note in table.notes)]
-            if table.notes
-            else []
-        ),
+        *([rf"\par\footnotesize {notes}"] if notes else []),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
@@ -196,7 +194,7 @@ def _latex_number(text: str) -> str:
 
 
 def _csv(table: Table) -> str:
-    """Numbers as the records have them: fractions, not percent, to the last digit."""
+    """Return numbers as in the records: fractions, not percent, with all digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [f"{column.name}_{part}" for column in table.columns for part in ("mean", "std", "n")]

@@ -1,57 +1,67 @@
-"""What changes along a stream: accuracy, Dice, entropy, agreement with the source, each over a moving window."""
+"""Figures along a stream: accuracy, Dice, entropy and agreement with the source over a moving window."""
 
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.figure_spec import Axis, Curve, Lines, Plate
-from trueup.report.groups import Group, Lookup, closer
-from trueup.report.record_rows import Line, Record, Run
+from trueup.report.figure_spec import Axis, Curve, FigureSpec, LinePanel
+from trueup.report.groups import Group, TraceLookup, detail_groups
 from trueup.report.traces import Trace
+from trueup.report.variants import Record, RunKey, Variant
 
 Numbers = NDArray[np.float64]
-Of = Callable[[Group, Line, str, Lookup], dict[Run, Numbers]]
+Series = Mapping[str, Mapping[RunKey, Numbers]]
+"""Numbers per image, by label and run."""
 
 WINDOW = 0.1  # of the stream
 POINTS = 40  # along a stream
-PANELS = 6  # targets beyond that are averaged
-COLUMNS = (1, 1, 2, 3, 2, 3, 3)  # of so many panels, so that few places stay empty
-TURNS = 8  # changes of domain that a caption still names
+PANELS = 6  # with more targets, one panel shows their mean
+COLUMNS = (1, 1, 2, 3, 2, 3, 3)  # by the number of panels, so that few cells stay empty
+TURNS = 8  # domain changes that a caption lists, at most
 
 
-def accuracy_along(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """How many answers are right, as the stream goes on."""
-    said = "Share of right answers"
-    return [p for g in closer(records) for p in _plate(g, trace, "accuracy", "accuracy in %", said, _right)]
+@dataclass(frozen=True)
+class StreamQuantity:
+    """A number of each image: how to compute it from a trace, and how a figure describes it."""
+
+    name: str
+    unit: str
+    caption: str
+    needs: tuple[str, ...]
+    values: Callable[[Trace], Numbers]
 
 
-def dice_along(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """How well masks overlap with the truth, as the stream goes on."""
-    said = "Dice of each image, mean over structures; images where it is undefined are left out"
-    return [p for g in closer(records) for p in _plate(g, trace, "dice", "Dice in %", said, _dice)]
+ACCURACY = StreamQuantity(
+    "accuracy", "accuracy in %", "Share of right answers", ("prediction", "label"),
+    lambda t: 100.0 * (t["prediction"] == t["label"]),
+)  # fmt: skip
+DICE = StreamQuantity(
+    "dice", "Dice in %", "Dice of each image, mean over structures; images where it is undefined are left out",
+    ("dice",), lambda t: 100 * t["dice"].astype(np.float64),
+)  # fmt: skip
+ENTROPY = StreamQuantity(
+    "entropy", "entropy in nats", "Entropy of the answers; 0 means certain. Falling entropy is what most methods train "
+    "for, and is no proof of better answers: compare it with the accuracy",
+    ("entropy",), lambda t: t["entropy"].astype(np.float64),
+)  # fmt: skip
+AGREEMENT = StreamQuantity(
+    "agreement", "agreement with the source in %",
+    "Share of answers that are those of the frozen source to the same images, right or wrong",
+    ("prediction", "base"), lambda t: 100.0 * (t["prediction"] == t["base"]),
+)  # fmt: skip
 
 
-def entropy_along(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """How sure answers are, as the stream goes on."""
-    said = (
-        "Entropy of the answers; 0 means certain. Falling entropy is what most methods train for, "
-        "and is no proof of better answers: compare it with the accuracy"
-    )
-    return [p for g in closer(records) for p in _plate(g, trace, "entropy", "entropy in nats", said, _entropy)]
-
-
-def agreement_along(records: Sequence[Record], trace: Lookup) -> list[Plate]:
-    """How many answers are those that the frozen source gives to the same image."""
-    said = "Share of answers that are those of the frozen source to the same images, right or wrong"
-    title = "agreement with the source in %"
-    return [p for g in closer(records) for p in _plate(g, trace, "agreement", title, said, _agreement)]
+def along_stream(records: Sequence[Record], trace: TraceLookup, quantity: StreamQuantity) -> list[FigureSpec]:
+    """Draw a quantity along the stream, one figure per group of runs."""
+    return [figure for group in detail_groups(records) for figure in _figure(group, trace, quantity)]
 
 
 def windows(length: int, points: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where windows begin and end: each a tenth of the stream, the last one at its end."""
+    """Return starts and ends of windows, each a tenth of the stream; the last one ends with it."""
     wide = max(1, round(length * WINDOW))
     first = max(1, math.ceil(points * WINDOW))
     ends = np.round(length * np.arange(first, points + 1) / points).astype(np.int64)
@@ -59,7 +69,7 @@ def windows(length: int, points: int) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def moving(values: Numbers, points: int) -> Numbers:
-    """The mean of each window, without what is NaN; NaN where nothing is left."""
+    """Return the mean of each window without NaN; NaN if nothing is left."""
     starts, ends = windows(len(values), points)
     there = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(there, values, 0.0))])
@@ -70,7 +80,7 @@ def moving(values: Numbers, points: int) -> Numbers:
 
 
 def mean_and_deviation(rows: Sequence[Numbers]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Over runs, point by point; no deviation of a single run. NaN stands for nothing."""
+    """Return mean and sample deviation over runs, point by point, without NaN; a single run has no deviation."""
     table = np.stack(rows)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a point that no run has stays NaN
@@ -79,66 +89,60 @@ def mean_and_deviation(rows: Sequence[Numbers]) -> tuple[tuple[float, ...], tupl
     return tuple(map(float, mean)), tuple(map(float, spread))
 
 
-def _right(group: Group, line: Line, target: str, trace: Lookup) -> dict[Run, Numbers]:
-    return _each(line, target, trace, lambda t: 100.0 * (t["prediction"] == t["label"]), ("prediction", "label"))
+def _series(
+    group: Group, variant: Variant, target: str, trace: TraceLookup, quantity: StreamQuantity
+) -> dict[RunKey, Numbers]:
+    """Return the quantity by run, where the trace has the arrays that it needs."""
+    found = {run: trace(record) for run, record in variant.runs.get(target, {}).items()}
+    if quantity is AGREEMENT:
+        found = _with_base(group, variant, target, trace)
+    return {
+        run: quantity.values(t)
+        for run, t in found.items()
+        if t is not None and all(name in t and len(t[name]) for name in quantity.needs)
+    }
 
 
-def _dice(group: Group, line: Line, target: str, trace: Lookup) -> dict[Run, Numbers]:
-    return _each(line, target, trace, lambda t: 100 * t["dice"].astype(np.float64), ("dice",))
-
-
-def _entropy(group: Group, line: Line, target: str, trace: Lookup) -> dict[Run, Numbers]:
-    return _each(line, target, trace, lambda t: t["entropy"].astype(np.float64), ("entropy",))
-
-
-def _each(
-    line: Line, target: str, trace: Lookup, values: Callable[[Trace], Numbers], needs: Sequence[str]
-) -> dict[Run, Numbers]:
-    found = {run: trace(record) for run, record in line.runs.get(target, {}).items()}
-    return {run: values(t) for run, t in found.items() if t is not None and all(n in t and len(t[n]) for n in needs)}
-
-
-def _agreement(group: Group, line: Line, target: str, trace: Lookup) -> dict[Run, Numbers]:
-    found = {}
-    for run, (base, record) in group.pairs(line, target).items() if line.method != "source" else ():
-        before, after = trace(base), trace(record)
-        if before is None or after is None or "prediction" not in before or "prediction" not in after:
-            continue
-        if len(before["image"]) and np.array_equal(before["image"], after["image"]):
-            found[run] = 100.0 * (before["prediction"] == after["prediction"])
+def _with_base(group: Group, variant: Variant, target: str, trace: TraceLookup) -> dict[RunKey, Trace | None]:
+    """Return traces with the source's answers to the same images as `base`."""
+    found: dict[RunKey, Trace | None] = {}
+    for run, (source, record) in group.pairs(variant, target).items() if variant.method != "source" else ():
+        before, after = trace(source), trace(record)
+        if before and after and "prediction" in before and np.array_equal(before["image"], after["image"]):
+            found[run] = {**after, "base": before["prediction"]}
     return found
 
 
-def _plate(group: Group, trace: Lookup, name: str, unit: str, said: str, of: Of) -> list[Plate]:
+def _figure(group: Group, trace: TraceLookup, quantity: StreamQuantity) -> list[FigureSpec]:
     series = {
-        target: {line.label: found for line in group.shown if (found := of(group, line, target, trace))}
+        target: {v.label: found for v in group.shown if (found := _series(group, v, target, trace, quantity))}
         for target in group.targets
     }
     series = {target: rows for target, rows in series.items() if rows}
     if not series:
         return []
-    together = len(series) > PANELS
+    unit, together = quantity.unit, len(series) > PANELS
     panels = [_mean_panel(series, unit)] if together else [_panel(t, rows, unit) for t, rows in series.items()]
     panels = [panel for panel in panels if panel.curves]
     if not panels:
         return []
     several = any(curve.spread for panel in panels for curve in panel.curves)
     over = "targets of a seed, then seeds that have all targets" if together else "seeds"
+    swept = len(group.variants) - len(group.shown)
     caption = [
-        f"{said}. Each point is the mean over the last tenth of the stream up to it.",
+        f"{quantity.caption}. Each point is the mean over the last tenth of the stream up to it.",
         f"Lines: mean over {over}; bands: ± one sample standard deviation over seeds." if several else "",
         *_turns(group, series, trace),
-        *_left_out(group),
+        f"Rows that only try values of a hyper-parameter ({swept}) are left out." if swept else "",
         group.setting,
         group.seeds,
     ]
-    what = unit.partition(" in ")[0]
-    title, text = f"{group.title}: {what} along the stream", " ".join(filter(None, caption))
-    return [Plate(f"{name}-along-{group.name}", title, text, tuple(panels), COLUMNS[len(panels)])]
+    title, text = f"{group.title}: {unit.partition(' in ')[0]} along the stream", " ".join(filter(None, caption))
+    return [FigureSpec(f"{quantity.name}-along-{group.name}", title, text, tuple(panels), COLUMNS[len(panels)])]
 
 
-def _panel(target: str, rows: Mapping[str, Mapping[Run, Numbers]], unit: str) -> Lines:
-    """A target: a curve of each row."""
+def _panel(target: str, rows: Series, unit: str) -> LinePanel:
+    """Return the panel of a target, with a curve for each variant."""
     lengths = [len(values) for runs in rows.values() for values in runs.values()]
     points = min(POINTS, *lengths)
     ends = windows(round(sum(lengths) / len(lengths)), points)[1]
@@ -146,11 +150,11 @@ def _panel(target: str, rows: Mapping[str, Mapping[Run, Numbers]], unit: str) ->
     for label, runs in rows.items():
         mean, spread = mean_and_deviation([moving(values, points) for values in runs.values()])
         curves.append(Curve(label, tuple(map(float, ends)), mean, spread))
-    return Lines(target, Axis("images seen"), Axis(unit), tuple(curves))
+    return LinePanel(target, Axis("images seen"), Axis(unit), tuple(curves))
 
 
-def _mean_panel(series: Mapping[str, Mapping[str, Mapping[Run, Numbers]]], unit: str) -> Lines:
-    """All targets together: over those of a seed, then over seeds that have them all."""
+def _mean_panel(series: Mapping[str, Series], unit: str) -> LinePanel:
+    """Return the mean over the targets of a seed, then over seeds that have all targets."""
     points = min(POINTS, *(len(v) for rows in series.values() for runs in rows.values() for v in runs.values()))
     x = tuple(float(100 * end / points) for end in windows(points, points)[1])
     curves = []
@@ -160,22 +164,16 @@ def _mean_panel(series: Mapping[str, Mapping[str, Mapping[Run, Numbers]]], unit:
         means = [mean_and_deviation([moving(runs[run], points) for runs in per_target])[0] for run in seeds]
         if means:
             curves.append(Curve(label, x, *mean_and_deviation([np.array(mean) for mean in means])))
-    return Lines(f"mean over {len(series)} targets", Axis("% of the stream seen"), Axis(unit), tuple(curves))
+    return LinePanel(f"mean over {len(series)} targets", Axis("% of the stream seen"), Axis(unit), tuple(curves))
 
 
-def _turns(group: Group, targets: Mapping[str, object], trace: Lookup) -> list[str]:
-    """Where streams over several domains enter the next one."""
-    said = []
+def _turns(group: Group, targets: Mapping[str, object], trace: TraceLookup) -> list[str]:
+    """Say where streams over several domains enter the next one."""
+    sentences = []
     for target in targets if len(targets) <= PANELS else ():
-        records = [record for line in group.lines for record in line.runs.get(target, {}).values()]
+        records = [record for variant in group.variants for record in variant.runs.get(target, {}).values()]
         domain = next((t["domain"] for record in records if (t := trace(record)) is not None), np.zeros(0))
         at, names = np.flatnonzero(np.diff(domain)) + 1, target.split("+")
         if 0 < len(at) <= TURNS:
-            said.append(f"{target} enters {', '.join(f'{names[int(domain[i])]} after {i} images' for i in at)}.")
-    return said
-
-
-def _left_out(group: Group) -> list[str]:
-    """Rows that the plate does not show."""
-    count = len(group.lines) - len(group.shown)
-    return [f"Rows that only try values of a hyper-parameter ({count}) are left out."] if count else []
+            sentences.append(f"{target} enters {', '.join(f'{names[int(domain[i])]} after {i} images' for i in at)}.")
+    return sentences

@@ -1,4 +1,4 @@
-"""What happened along a stream, image by image: the `.npz` files that records name, read without pickle."""
+"""Traces: the `.npz` files, named by records, with one entry per image of a stream. Read without pickle."""
 
 import zipfile
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.record_rows import Record
+from trueup.report.variants import Record
 
 Trace = Mapping[str, NDArray[Any]]
-LARGEST = 2**28  # bytes of all arrays; a file that asks for more is not one of ours
+LARGEST = 2**28  # bytes of all arrays; the library writes no larger file
 
 
 class Traces:
-    """The traces below a folder of records, each read when it is asked for."""
+    """The traces below a folder of records, each read on demand."""
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
@@ -23,7 +23,7 @@ class Traces:
         self.files = {path.stem: path for path in sorted(root.rglob("traces/*.npz"))}
 
     def __call__(self, record: Record) -> Trace | None:
-        """The trace of a run; None if it has none, or one that cannot be read."""
+        """Return the trace of a run; None if it has none, or a damaged one."""
         path = self.files.get(str(record.get("id")))
         if path is None or "trace" not in record:
             return None
@@ -33,5 +33,5 @@ class Traces:
                     return None
             with np.load(path, allow_pickle=False) as file:
                 return {name: file[name] for name in file.files}
-        except (Exception, MemoryError):  # a damaged file fails in many ways, and costs its figures alone
+        except (Exception, MemoryError):  # a damaged file fails in many ways, and only its figures are lost
             return None

@@ -1,1 +1,1 @@
-"""Source models: networks by name, trained or loaded, kept as checkpoints that say how they were made."""
+"""Source models: networks by name, trained or loaded, saved as checkpoints that hold their recipe."""

@@ -1,4 +1,4 @@
-"""Source models on disk: safetensors files that hold their recipe, named by its hash."""
+"""Source models on disk: safetensors files that hold their recipe and are named by its hash."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor, nn
 
 from trueup.core import files
-from trueup.source.external_checkpoints import load_foreign, misfits, refuse
-from trueup.source.networks import build
-from trueup.source.recipe import Given, Recipe, Training
+from trueup.source.external_checkpoints import find_misfits, load_external, refuse_misfits
+from trueup.source.networks import build_network
+from trueup.source.recipe import GivenModel, Recipe, Training
 
 KIND = "source"
 
@@ -27,35 +27,35 @@ class Store:
     folder: Path
 
     def path(self, recipe: Recipe) -> Path:
-        """Where the finished model of a recipe is, or will be."""
+        """Return the file of a recipe's finished model."""
         return self.folder / f"{recipe.name}.safetensors"
 
     def partial(self, recipe: Recipe) -> Path:
-        """Where an unfinished training keeps its state."""
+        """Return the file of a recipe's unfinished training."""
         return self.folder / f"{recipe.name}.unfinished.safetensors"
 
     def has(self, recipe: Recipe) -> bool:
-        """Whether the model is there."""
+        """Return True if the model exists."""
         return self.path(recipe).is_file()
 
     def save(self, recipe: Recipe, model: nn.Module, report: dict[str, Any]) -> None:
-        """Keep a finished model, with its recipe and what training has to tell."""
+        """Save a finished model with its recipe and training report."""
         self.folder.mkdir(parents=True, exist_ok=True)
         header = {"recipe": recipe.model_dump(mode="json"), "report": report}
         files.write(self.path(recipe), model.state_dict(), header, KIND)
 
     def load(self, recipe: Recipe) -> tuple[nn.Module, dict[str, Any]]:
-        """The model of a recipe and training's report."""
+        """Load the model of a recipe and its training report."""
         tensors, header = files.read(self.path(recipe), KIND)
         if header.get("recipe") != recipe.model_dump(mode="json"):
-            raise ValueError(f"{self.path(recipe)} holds the model of another recipe; delete it to train anew")
+            raise ValueError(f"{self.path(recipe)} holds the model of another recipe; delete it to train again")
         return _model(tensors, header, self.path(recipe), recipe.network), header["report"]
 
 
 def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """A finished model of ours and what its file says of it; the network is built from the recipe inside.
+    """Load a finished model of ours and its header; the network is built from the recipe in the file.
 
-    network: a function that a file names (module:function) is imported and called only if it is named here too.
+    network: a function that the file names (module:function) is imported and called only if it is given here too.
     """
     tensors, header = files.read(path, KIND)
     return _model(tensors, header, path, network), header
@@ -64,15 +64,15 @@ def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, 
 def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, network: str | None) -> nn.Module:
     recipe = _recipe(header, path)
     if "report" not in header:
-        raise ValueError(f"{path} is an unfinished training; the same command goes on with it")
+        raise ValueError(f"{path} is an unfinished training; the same command continues it")
     if ":" in recipe.network.removeprefix("smp:") and recipe.network != network:
         raise ValueError(
-            f"{path} names the network {recipe.network!r}, which would have to be imported and run, and nothing was: "
+            f"{path} names the network {recipe.network!r}, which would have to be imported and run. Nothing was run: "
             f"if you trust it, name it too (--network or --arch {recipe.network})"
         )
-    seen = recipe.training
-    model = build(recipe.network, recipe.classes, size=seen.size, channels=seen.channels.count)
-    refuse(misfits(model.state_dict(), tensors), path)
+    training = recipe.training
+    model = build_network(recipe.network, recipe.classes, size=training.size, channels=training.channels.count)
+    refuse_misfits(find_misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
     return model.eval()
 
@@ -81,60 +81,58 @@ def _recipe(header: dict[str, Any], path: str | Path) -> Recipe:
     try:
         return Recipe(**header["recipe"])
     except (KeyError, TypeError, ValidationError) as error:
-        raise ValueError(f"{path} holds no recipe that this version can read; train the model anew") from error
+        raise ValueError(f"{path} holds no recipe that this version can read; train the model again") from error
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What the file of a model of ours says of it: its recipe, and training's report."""
+    """Return recipe and training report of a model of ours."""
     return files.read(path, KIND)[1]
 
 
 def load_model(path: str | Path, network: str, classes: int, size: int, channels: int = 3) -> nn.Module:
-    """A trained model from a file: one of ours, of DomainBed's, of the TSD authors', or a plain state dict."""
+    """Load a trained model from a file of ours, of DomainBed, of the TSD authors, or a plain state dict."""
     recipe = recipe_in(path)
     if recipe is None:
-        model = build(network, classes, size=size, channels=channels)
-        load_foreign(path, model, torch.zeros(2, channels, size, size))
+        model = build_network(network, classes, size=size, channels=channels)
+        load_external(path, model, torch.zeros(2, channels, size, size))
         return model.eval()
     if recipe.classes != classes:
-        raise ValueError(f"{Path(path).name} knows {recipe.classes} classes; the dataset has {classes}")
+        raise ValueError(f"{Path(path).name} has {recipe.classes} classes; the dataset has {classes}")
     if recipe.network != network:
         raise ValueError(f"{Path(path).name} is a {recipe.network}, not a {network}: say --network {recipe.network}")
     return read_checkpoint(Path(path), network)[0]
 
 
 def recipe_in(path: str | Path) -> Recipe | None:
-    """The recipe in a file of ours; None if it is somebody else's."""
+    """Return the recipe in a file of ours; None for any other file."""
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file")
     try:
         header = read_header(Path(path))
-    except ValueError as error:
-        if "no state of trueup's" in str(error):
-            return None
-        raise
+    except files.ForeignFileError:
+        return None
     return _recipe(header, path)
 
 
-def given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> Given:
-    """What a record says of a model's file. A model of ours knows its images, and may not have seen the targets."""
+def describe_given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> GivenModel:
+    """Describe a model's file for a record. Refuse a model of ours that was trained on a target."""
     recipe = recipe_in(path)
     if recipe is None:
-        seen_as = training.model_dump(include={"size", "normalize", "multilabel", "resize", "range", "grey"})
-        return Given(checkpoint=digest_of_file(path), **seen_as)
+        shared = training.model_dump(include={"size", "normalize", "multilabel", "resize", "range", "grey"})
+        return GivenModel(checkpoint=digest_of_file(path), **shared)
     tensors, _ = files.read(path, KIND)
     sources = {source.partition(":")[0] for source in recipe.sources}
     if recipe.dataset == dataset and (seen := [name for name in targets if name.partition(":")[0] in sources]):
         raise ValueError(f"{Path(path).name} was trained on {', '.join(seen)}, which cannot be a target for it")
-    return Given(
-        checkpoint=f"sha256:{files.digest(tensors)[:16]}",  # of values: their order in a file may vary
+    return GivenModel(
+        checkpoint=f"sha256:{files.digest(tensors)[:16]}",  # of the values: their order in a file may vary
         recipe=recipe.digest(),
         sources=recipe.sources,
         size=recipe.training.size,
         normalize=recipe.training.normalize,
         grey=recipe.training.grey,
         multilabel=recipe.training.multilabel,
-        # Files to adapt to may be of another depth than those of training.
+        # The target's files may have another bit depth than those of training.
         resize=training.resize or recipe.training.resize,
         range=training.range or recipe.training.range,
     )
@@ -160,27 +158,22 @@ class _Unfinished(BaseModel, strict=True):
 
 
 def read_unfinished(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of an unfinished training, and what its file says beside them; that is of the right types."""
+    """Return tensors and header of an unfinished training; the header is validated."""
     tensors, header = files.read(path, KIND)
     try:
         _Unfinished.model_validate(header)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "header"
-        raise ValueError(f"{path} is damaged: its {where} makes no sense") from error
+        raise ValueError(f"{path} is damaged: its {where} is invalid") from error
     return tensors, header
 
 
 def digest_of_file(path: str | Path) -> str:
-    """sha256:… of a file's bytes."""
+    """Return sha256:… of a file's bytes."""
     with Path(path).open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
 
 
-def named(parts: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Several sets of tensors as one, each under its prefix."""
-    return {f"{part}/{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
-
-
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """One of the sets again."""
-    return {name.removeprefix(f"{prefix}/"): t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
+def join_groups(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Join groups of tensors; the names get the group as prefix."""
+    return {f"{group}/{name}": t for group, tensors in groups.items() for name, t in tensors.items()}

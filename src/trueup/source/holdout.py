@@ -1,4 +1,4 @@
-"""Which images of a source domain train, and which are held out."""
+"""The split of a source domain into training and held-out images."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trueup.data.domains import Domain
 from trueup.data.slices import SliceDomain
 
 
-def split(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices to train on, and indices held out: the given part of every class, by the domain's name and the seed.
+def split_holdout(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return indices to train on and indices held out: a share of every class, by the domain's name and the seed.
 
-    Of images with masks it is the given part of the patients, with all slices of each.
+    With masks it is a share of the patients, with all slices of each.
     """
     rng = np.random.default_rng([seed, zlib.crc32(domain.name.encode())])
     if isinstance(domain, SliceDomain):
         patients = rng.permutation(np.unique(domain.labels))
-        # At least one patient trains; one is held out even of few, unless nothing is to be.
+        # At least one patient trains; at least one is held out, unless holdout is 0.
         cut = min(max(round(holdout * len(patients)), int(holdout > 0)), len(patients) - 1)
         away = np.isin(domain.labels, patients[:cut])
         return np.flatnonzero(~away), np.flatnonzero(away)

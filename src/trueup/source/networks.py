@@ -1,4 +1,4 @@
-"""Networks by name: of torchvision, timm, smp, small ones, a user's own; with no weights, ImageNet's, or a file's."""
+"""Networks by name: of torchvision, timm, smp, this library, or a user's own; with or without weights."""
 
 import difflib
 import hashlib
@@ -14,32 +14,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.source.external_checkpoints import misfits, probe_head, read_checkpoint, refuse, state_of
+from trueup.source.external_checkpoints import find_misfits, find_state_dict, probe_head, read_external, refuse_misfits
 from trueup.source.segmenters import SmallUNet, check_smp, make_smp
 
 LIBRARIES = ("torchvision", "timm")
 
 
-def build(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
-    """A network for images of `size` pixels; a head that no weights fit starts anew, from torch's random state.
+def build_network(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
+    """Build a network for images of `size` pixels; a head that the weights do not fit is initialised by torch.
 
     `name`: "resnet50", "timm/mixer_l16_224", "digits-net", "package.module:function" (called with the classes); for
     masks "smp:deeplabv3plus/mobilenet_v2", "deeplabv3_resnet50", "small-unet".
-    `weights`: "none", "imagenet" (torchvision's IMAGENET1K_V1, timm's default ones), or a file of a state dict.
-    `channels`: of the images; a user's own function must make a network for them by itself.
+    `weights`: "none", "imagenet" (torchvision's IMAGENET1K_V1, timm's defaults), or the file of a state dict.
+    `channels`: of the images; a user's own function must support them by itself.
     """
     if classes < 1:
         raise ValueError(f"a network needs at least one output, not {classes}")
     if weights not in ("none", "imagenet") and not Path(weights).is_file():
-        raise ValueError(f'weights={weights!r} is neither "none" nor "imagenet", nor is there such a file')
+        raise ValueError(f'weights={weights!r} must be "none", "imagenet" or an existing file')
     library, short = _find(name)
-    seen = _channel_options(library, short, channels)
+    options = _channel_options(library, short, channels)
     if weights == "imagenet":
         return _pretrained(library, short, classes, size, channels)
     if library == "smp":
-        model = make_smp(short, classes, **seen)
+        model = make_smp(short, classes, **options)
     elif library in LIBRARIES:
-        model = _create(library, short, size, num_classes=classes, **seen)
+        model = _create(library, short, size, num_classes=classes, **options)
     else:
         model = OWN[short](classes, channels) if library == "own" else _call(short, classes)
     if weights != "none":
@@ -48,10 +48,10 @@ def build(name: str, classes: int, *, weights: str = "none", size: int = 224, ch
 
 
 def _channel_options(library: str, name: str, channels: int) -> dict[str, Any]:
-    """How a library calls the number of channels of its images, where they are not three."""
+    """Return the library's option for a number of channels other than three."""
     if channels != 3 and library == "torchvision":
         raise ValueError(
-            f"torchvision's {name} takes three channels, not {channels}: take one of timm (timm/NAME), or your own "
+            f"torchvision's {name} takes three channels, not {channels}: use one of timm (timm/NAME), or your own "
             f"package.module:function"
         )
     words = {"timm": "in_chans", "smp": "in_channels"}
@@ -59,16 +59,16 @@ def _channel_options(library: str, name: str, channels: int) -> dict[str, Any]:
 
 
 def check_network(name: str) -> None:
-    """Refuse a name that no library knows; a user's own function is not called yet."""
+    """Refuse an unknown name; a user's own function is not called yet."""
     _find(name)
 
 
 def network_code(name: str) -> str:
-    """The hash of the file of a user's own network; nothing for a library's."""
+    """Return the hash of a user's own network file; empty for other networks."""
     if ":" not in name or name.startswith("smp:"):
         return ""
     module = name.partition(":")[0]
-    with _here(), suppress(ModuleNotFoundError, ValueError):
+    with current_folder_importable(), suppress(ModuleNotFoundError, ValueError):
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
             return f"sha256:{hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:16]}"
@@ -76,7 +76,7 @@ def network_code(name: str) -> str:
 
 
 def _find(name: str) -> tuple[str, str]:
-    """Who makes the network, and what it is called there."""
+    """Return the library of a network and its name there."""
     if name.startswith("smp:"):
         check_smp(name)
         return "smp", name
@@ -102,7 +102,7 @@ def _find(name: str) -> tuple[str, str]:
 
 
 def _names(library: str) -> set[str]:
-    """The networks of a library: for classification, and torchvision's for masks."""
+    """Return the classification networks of a library, and torchvision's for segmentation."""
     try:
         if library == "timm":
             import timm
@@ -112,7 +112,7 @@ def _names(library: str) -> set[str]:
 
         return {n for m in (torchvision.models, torchvision.models.segmentation) for n in _listed(torchvision, m)}
     except ImportError as error:
-        raise ImportError(f"{library} is not installed; pip install 'trueup[models]' brings it") from error
+        raise ImportError(f"{library} is not installed: pip install 'trueup[models]'") from error
 
 
 def _listed(torchvision: Any, module: Any) -> list[str]:
@@ -121,17 +121,17 @@ def _listed(torchvision: Any, module: Any) -> list[str]:
 
 
 def _in_timm(name: str) -> bool:
-    """Whether timm takes a name that it does not list: an old one, or one with a tag that names its weights."""
+    """Return True if timm accepts a name that it does not list: an old one, or one with a tag of weights."""
     import timm
 
     try:
         return bool(timm.is_model(name)) and (timm.get_pretrained_cfg(name) is not None or "." not in name)
-    except RuntimeError:  # a network of timm, with a tag it does not have
+    except RuntimeError:  # an unknown tag of a known network
         return False
 
 
 def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
-    """A library's network; those of one fixed size are told ours."""
+    """Create a library's network; those with a fixed input size get ours."""
     model: nn.Module
     if library == "timm":
         import timm
@@ -152,19 +152,19 @@ def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
 
 
 def _pretrained(library: str, name: str, classes: int, size: int, channels: int) -> nn.Module:
-    """A network with the library's own weights; the head stays if it has as many classes."""
-    seen = _channel_options(library, name, channels)
+    """Create a network with the library's own weights; the head stays if the number of classes fits."""
+    inputs = _channel_options(library, name, channels)
     if library == "smp":
-        return _downloaded(name, lambda: make_smp(name, classes, **seen, encoder_weights="imagenet"))
+        return _downloaded(name, lambda: make_smp(name, classes, **inputs, encoder_weights="imagenet"))
     if library not in LIBRARIES:
-        raise ValueError(f"{name!r} has no ImageNet weights; take weights from a local file")
+        raise ValueError(f"{name!r} has no ImageNet weights; give a file of weights")
     import torchvision
 
     if library == "torchvision" and name in _listed(torchvision, torchvision.models.segmentation):
         backbone = {"num_classes": classes, "weights_backbone": "DEFAULT"}
         return _downloaded(name, lambda: _create(library, name, size, **backbone))
     options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}
-    model = _downloaded(name, lambda: _create(library, name, size, **options, **seen))
+    model = _downloaded(name, lambda: _create(library, name, size, **options, **inputs))
     layer = model.get_submodule(probe_head(model, _example(size, channels)))
     weight, bias = layer.weight, layer.bias
     assert isinstance(weight, Tensor)
@@ -172,28 +172,28 @@ def _pretrained(library: str, name: str, classes: int, size: int, channels: int)
         layer.weight = nn.Parameter(weight.new_empty(classes, *weight.shape[1:]))
         layer.bias = nn.Parameter(weight.new_empty(classes)) if bias is not None else None
         setattr(layer, "out_features" if isinstance(layer, nn.Linear) else "out_channels", classes)
-        _restart(layer)
+        _initialize(layer)
         if hasattr(model, "num_classes"):
-            setattr(model, "num_classes", classes)  # noqa: B010 - timm's; torch declares no attributes but modules
+            setattr(model, "num_classes", classes)  # noqa: B010 - timm's attribute; torch types all as modules
     return model
 
 
 def _downloaded(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     try:
         return make()
-    except Exception as error:  # each library, and what it downloads with, has errors of its own
+    except Exception as error:  # each library and its downloader has its own errors
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise OSError(
             f"the ImageNet weights of {name!r} could not be loaded: {reason}; "
-            f"without a network, give a local file of weights instead, or none"
+            f"if you are offline, give a local file of weights instead, or none"
         ) from error
 
 
 def _fill(model: nn.Module, path: str, size: int, channels: int) -> None:
-    """Load a state dict; only the head may be of another number of classes, or not there, and then starts anew."""
-    ours, theirs = model.state_dict(), state_of(read_checkpoint(path), path)
+    """Load a state dict. A head with another number of classes, or none, is initialised again."""
+    ours, theirs = model.state_dict(), find_state_dict(read_external(path), path)
     layer = None
-    if misfits(ours, theirs):
+    if find_misfits(ours, theirs):
         head = probe_head(model, _example(size, channels))
         mine = {f"{head}.weight", f"{head}.bias"} & ours.keys()
         weight = theirs.get(f"{head}.weight")
@@ -201,35 +201,35 @@ def _fill(model: nn.Module, path: str, size: int, channels: int) -> None:
             layer = model.get_submodule(head)
             ours = {name: tensor for name, tensor in ours.items() if name not in mine}
             theirs = {name: tensor for name, tensor in theirs.items() if name not in mine}
-        refuse(misfits(ours, theirs), path)
+        refuse_misfits(find_misfits(ours, theirs), path)
     model.load_state_dict(theirs, strict=False)
     if layer is not None:
-        _restart(layer)
+        _initialize(layer)
 
 
-def _restart(layer: nn.Module) -> None:
-    """Torch's own initial weights, whatever a library would start its heads with: some start with zeros."""
+def _initialize(layer: nn.Module) -> None:
+    """Initialise a layer as torch does: some libraries start their heads with zeros."""
     assert isinstance(layer, nn.Linear | nn.modules.conv._ConvNd)
     layer.reset_parameters()
 
 
 def _example(size: int, channels: int) -> Tensor:
-    """Two images that leave torch's random state alone."""
+    """Return two images without using torch's random state."""
     return torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def _call(name: str, classes: int) -> nn.Module:
-    """A user's own network, from a module that is installed or in the current folder."""
+    """Build a user's own network, from a module that is installed or in the current folder."""
     where, _, what = name.partition(":")
     if not where.strip(".") or where.startswith(".") or not what.isidentifier():
         raise ValueError(f"{name!r} is not of the form package.module:function")
-    with _here():
+    with current_folder_importable():
         try:
             module = importlib.import_module(where)
         except ModuleNotFoundError as error:
             if f"{where}.".startswith(f"{error.name}."):
                 raise ValueError(f"{name!r}: there is no module {where!r}, installed or in {Path.cwd()}") from error
-            raise  # the module is there; what it imports is not
+            raise  # the module exists; something that it imports does not
         function = getattr(module, what, None)
         if not callable(function):
             near = difflib.get_close_matches(what, vars(module), n=1)
@@ -242,8 +242,8 @@ def _call(name: str, classes: int) -> nn.Module:
 
 
 @contextmanager
-def _here() -> Iterator[None]:
-    """The current folder is importable, as with python -m; before all else, so that its modules are the ones meant."""
+def current_folder_importable() -> Iterator[None]:
+    """Put the current folder first on the import path, as with python -m."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     importlib.invalidate_caches()
@@ -254,14 +254,14 @@ def _here() -> Iterator[None]:
 
 
 class ResNet26(nn.Module):
-    """The ResNet of TTT for CIFAR at depth 26 and width 1, with BatchNorm; its names are theirs."""
+    """The ResNet of TTT for CIFAR, depth 26 and width 1, with BatchNorm; parameter names are the authors'."""
 
     def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
         self.conv1 = _conv(channels, 16)
-        self.layer1 = nn.Sequential(*[Block(16, 16) for _ in range(4)])
-        self.layer2 = nn.Sequential(Block(16, 32), *[Block(32, 32) for _ in range(3)])
-        self.layer3 = nn.Sequential(Block(32, 64), *[Block(64, 64) for _ in range(3)])
+        self.layer1 = nn.Sequential(*[ResidualBlock(16, 16) for _ in range(4)])
+        self.layer2 = nn.Sequential(ResidualBlock(16, 32), *[ResidualBlock(32, 32) for _ in range(3)])
+        self.layer3 = nn.Sequential(ResidualBlock(32, 64), *[ResidualBlock(64, 64) for _ in range(3)])
         self.bn = nn.BatchNorm2d(64)
         self.fc = nn.Linear(64, classes)
         for module in self.modules():
@@ -269,15 +269,15 @@ class ResNet26(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images of any size."""
+        """Return the logits of images of any size."""
         x = F.relu(self.bn(self.layer3(self.layer2(self.layer1(self.conv1(x))))))
-        # Differs: the mean over the whole map, not over 8x8: the same for 32x32 images, and others work too.
+        # Differs: the mean over the whole map, not over 8x8: equal for 32x32 images, and other sizes work too.
         logits: Tensor = self.fc(x.mean(dim=(2, 3)))
         return logits
 
 
-class Block(nn.Module):
-    """Two convolutions, each after BatchNorm and ReLU, beside a shortcut without weights."""
+class ResidualBlock(nn.Module):
+    """Two convolutions, each after BatchNorm and ReLU, with a shortcut without weights."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -288,16 +288,16 @@ class Block(nn.Module):
         self.conv2 = _conv(after, after)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways."""
+        """Return the sum of both branches."""
         out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
         if self.stride > 1:
-            x = F.avg_pool2d(x, self.stride, ceil_mode=True)  # odd sizes are rounded up, as by the convolution
+            x = F.avg_pool2d(x, self.stride, ceil_mode=True)  # odd sizes round up, as in the convolution
             x = F.pad(x, (0, 0, 0, 0, 0, out.shape[1] - x.shape[1]))
         return x + out
 
 
 class DigitsNet(nn.Module):
-    """A small network with BatchNorm for colour images of digits, from 8x8 pixels on."""
+    """A small network with BatchNorm for images of digits from 8x8 pixels."""
 
     def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class DigitsNet(nn.Module):
         self.head = nn.Linear(128, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch."""
+        """Return the logits of a batch."""
         logits: Tensor = self.head(self.body(x).mean(dim=(2, 3)))
         return logits
 

@@ -1,16 +1,16 @@
-"""How a source model is made. A recipe is all of it; its hash names the checkpoint."""
+"""Recipes of source models; the hash of a recipe names its checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_serializer, model_validator
 
 from trueup.data.channels import Channels, Normalize, check_normalize, make_channels
-from trueup.data.pictures import Range, Reading, Resize, check_range, usual_resize
+from trueup.data.pictures import Range, Reading, Resize, check_range, default_resize
 
 Normalization = Annotated[Normalize, PlainValidator(check_normalize), PlainSerializer(lambda v: v, return_type=Any)]
 LATER = ("multilabel", "resize", "range", "grey")
@@ -22,93 +22,92 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_serializer(mode="wrap")
-    def _quiet(self, dump: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
-        """Say nothing of labels where there are none, so that classifiers' records and checkpoints keep their names."""
-        return quiet(dump(self))
+    def _omit_defaults(self, dump: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
+        return omit_defaults(dump(self))
 
     def digest(self) -> str:
-        """A short hash of all values."""
+        """Return a short hash of all values."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def quiet(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what came later and is as it always was, so that records and checkpoints keep their names."""
+def omit_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Leave out defaults of settings that came later, so that hashes of older records and checkpoints do not change."""
     values = {key: value for key, value in values.items() if key not in LATER or value}
     for part in ("training", "source"):
         seen = values.get(part)
-        if isinstance(seen, dict) and seen.get("resize") == usual_resize(values.get("dataset", "")):
+        if isinstance(seen, dict) and seen.get("resize") == default_resize(values.get("dataset", "")):
             values[part] = {key: value for key, value in seen.items() if key != "resize"}
     return values
 
 
-class Training(Settings):
-    """Source training as in the paper: ERM over batches from every source domain."""
+class SeenImages(Settings):
+    """Base of settings that say how images are shown to a network."""
 
-    algorithm: Literal["erm", "swad"] = "erm"
-    iterations: int = Field(5000, ge=0, description="0 takes the network with its weights as they are")
-    batch: int = Field(32, ge=1, description="images per source domain")
-    lr: float = Field(5e-5, gt=0)
-    optimizer: Literal["adam", "sgd"] = "adam"
-    weight_decay: float = Field(0.0, ge=0)
-    decay_at: tuple[float, ...] = Field((), description="parts of the iterations after which lr is divided by 10")
-    augment: Literal["none", "shift", "domainbed", "affine"] = "domainbed"
-    normalize: Normalization = Field("imagenet", description="imagenet, half, or [mean, std], of one number or three")
-    size: int = Field(224, ge=8, description="side of the images in pixels, in training and afterwards")
-    holdout: float = Field(0.2, gt=0, lt=1, description="part of each source domain that is kept for validation")
-    every: int = Field(300, ge=1, description="iterations between validations")
-    first: int = Field(100, ge=1, description="iteration of the first validation")
-    converge: int = Field(3, ge=1, description="SWAD: validations without progress before averaging starts")
-    tolerate: int = Field(6, ge=1, description="SWAD: validations above the threshold before it ends")
-    tolerance: float = Field(0.3, ge=0, description="SWAD: how far above the start's loss the threshold is")
-    refresh: int = Field(500, ge=0, description="SWAD: batches to estimate the statistics of BatchNorm layers with")
-    multilabel: bool = Field(False, description="masks: one sigmoid per structure instead of one softmax of classes")
-    resize: Resize | None = Field(None, description="how pictures become square: squash, crop, pad")
-    range: Range | None = Field(None, description="the values that are black and white in pictures of more than 8 bits")
-    grey: bool = Field(False, description="whether the network sees one channel, the luminance")
+    if TYPE_CHECKING:  # the fields are declared by each class, in the order of its records
+        normalize: Normalization
+        range: Range | None
+        resize: Resize | None
+        grey: bool
 
     @property
     def channels(self) -> Channels:
-        """The channels of a pixel as the network sees them."""
+        """Return the channels of a pixel as the network sees them."""
         return make_channels(self.normalize, self.grey)
 
     @property
     def reading(self) -> Reading:
-        """How picture files are read."""
+        """Return how picture files are read."""
         return Reading(self.range, self.resize)
+
+
+class Training(SeenImages):
+    """Settings of source training, by default as in the paper: ERM over batches from every source domain."""
+
+    algorithm: Literal["erm", "swad"] = "erm"
+    iterations: int = Field(5000, ge=0, description="0 keeps the network's weights as they are")
+    batch: int = Field(32, ge=1, description="images per source domain")
+    lr: float = Field(5e-5, gt=0)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    weight_decay: float = Field(0.0, ge=0)
+    decay_at: tuple[float, ...] = Field((), description="shares of the iterations after which lr is divided by 10")
+    augment: Literal["none", "shift", "domainbed", "affine"] = "domainbed"
+    normalize: Normalization = Field("imagenet", description="imagenet, half, or [mean, std], of one number or three")
+    size: int = Field(224, ge=8, description="side of the images in pixels")
+    holdout: float = Field(0.2, gt=0, lt=1, description="share of each source domain for validation")
+    every: int = Field(300, ge=1, description="iterations between validations")
+    first: int = Field(100, ge=1, description="iteration of the first validation")
+    converge: int = Field(3, ge=1, description="SWAD: validations without progress before averaging starts")
+    tolerate: int = Field(6, ge=1, description="SWAD: validations above the threshold before it ends")
+    tolerance: float = Field(0.3, ge=0, description="SWAD: threshold above the loss at the start, as a share")
+    refresh: int = Field(500, ge=0, description="SWAD: batches for the new statistics of BatchNorm layers")
+    multilabel: bool = Field(False, description="masks: one sigmoid per structure instead of one softmax of classes")
+    resize: Resize | None = Field(None, description="how pictures become square: squash, crop, pad")
+    range: Range | None = Field(None, description="values of black and white in pictures of more than 8 bits")
+    grey: bool = Field(False, description="the network takes one channel, the luminance")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.range is not None:
             check_range(self.range)
-        make_channels(self.normalize, self.grey)  # refuses those that do not go together
+        make_channels(self.normalize, self.grey)  # refuses a combination that does not fit
         if any(not 0 < part < 1 for part in self.decay_at) or sorted(self.decay_at) != list(self.decay_at):
             raise ValueError("decay_at must be rising parts between 0 and 1, such as [0.7, 0.9]")
         return self
 
 
-class Given(Settings):
-    """A model that was trained elsewhere."""
+class GivenModel(SeenImages):
+    """A model that was trained before, from a file."""
 
     checkpoint: str = Field(description="the SHA-256 of its file")
-    recipe: str = Field(default="", description="the hash of its recipe, if it was trained by this library")
-    sources: tuple[str, ...] = Field(default=(), description="the domains that it was trained on, if known")
+    recipe: str = Field(default="", description="the hash of its recipe, if this library trained it")
+    sources: tuple[str, ...] = Field(default=(), description="the domains it was trained on, if known")
     size: int = Field(224, ge=8)
     normalize: Normalization = "imagenet"
     multilabel: bool = False
     resize: Resize | None = None
     range: Range | None = None
     grey: bool = False
-
-    @property
-    def channels(self) -> Channels:
-        """The channels of a pixel as the network sees them."""
-        return make_channels(self.normalize, self.grey)
-
-    @property
-    def reading(self) -> Reading:
-        """How picture files are read."""
-        return Reading(self.range, self.resize)
 
 
 class Recipe(Settings):
@@ -120,18 +119,18 @@ class Recipe(Settings):
     classes: int
     network: str
     weights: str = Field("none", description="none, imagenet, or the SHA-256 of a file")
-    code: str = Field("", description="SHA-256 of the file of a network that is not of a library")
+    code: str = Field("", description="SHA-256 of the file of a user's own network")
     seed: int = Field(0, ge=0)
     training: Training
 
     @property
     def name(self) -> str:
-        """What its checkpoint is called."""
+        """Return the name of its checkpoint."""
         network = "".join(c if c.isalnum() else "-" for c in self.network)
         return f"{self.dataset}-{network}-{self.training.algorithm}-{self.digest()}"
 
 
-# Masks as in the paper: Adam, 1e-4. It says neither how long nor with what images; these are ours.
+# Masks as in the paper: Adam, 1e-4. The paper gives neither iterations nor image size; these are ours.
 _MASKS = {"iterations": 5000, "batch": 8, "lr": 1e-4, "augment": "affine", "size": 256, "every": 250, "first": 250}
 _SIM = {"iterations": 240, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 64, "every": 80, "first": 80}
 
@@ -151,14 +150,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cardiac-sim": _SIM,
     "prostate-sim": _SIM,
 }  # fmt: skip
-"""What differs from the paper's training, by the beginning of the dataset's name."""
+"""Differences from the paper's training, by the start of the dataset's name."""
 
 SWAD_EVERY = {"vlcs": (50, 0.2), "domainnet": (500, 0.3), "digits": (25, 0.3)}
-"""SWAD's interval of validation and tolerance where they are not 100 and 0.3, which its authors chose per dataset."""
+"""SWAD's validation interval and tolerance, if its authors chose others than 100 and 0.3."""
 
 
 def training_for(dataset: str, given: dict[str, Any] | None = None) -> Training:
-    """The training that suits a dataset, with what is given in its place."""
+    """Return the training settings of a dataset; given values override them."""
     values: dict[str, Any] = {}
     for start, preset in PRESETS.items():
         if dataset.startswith(start):

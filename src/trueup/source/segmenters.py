@@ -1,4 +1,4 @@
-"""Networks that answer with masks: segmentation_models_pytorch's by "smp:architecture/encoder", and a small U-Net."""
+"""Segmentation networks: those of segmentation_models_pytorch as "smp:architecture/encoder", and a small U-Net."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENCODER = "mobilenet_v2"  # the paper's, and small
 
 
 class SmallUNet(nn.Module):
-    """A U-Net of three levels with BatchNorm, for images of any size from 8×8 pixels on."""
+    """A U-Net of three levels with BatchNorm, for images from 8×8 pixels."""
 
     def __init__(self, classes: int, channels: int = 3) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class SmallUNet(nn.Module):
         self.head = nn.Conv2d(16, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of each pixel."""
+        """Return the logits of each pixel."""
         x = self.enter(x)
         skips = []
         for down in self.down:
@@ -44,19 +44,19 @@ def _double(before: int, after: int) -> nn.Sequential:
 
 
 def check_smp(name: str) -> tuple[str, str]:
-    """Architecture and encoder of "smp:deeplabv3plus/mobilenet_v2"; the encoder may be left out."""
+    """Return architecture and encoder of "smp:deeplabv3plus/mobilenet_v2"; the encoder is optional."""
     smp = _library()
     short, _, encoder = name.removeprefix("smp:").partition("/")
     base = smp.base.SegmentationModel
     known = {n.lower() for n, kind in vars(smp).items() if isinstance(kind, type) and issubclass(kind, base)}
     _among(short.lower(), known, "architecture", name)
-    if not encoder.startswith("tu-"):  # these are timm's, which smp does not list
+    if not encoder.startswith("tu-"):  # timm's encoders, which smp does not list
         _among(encoder or ENCODER, set(smp.encoders.get_encoder_names()), "encoder", name)
     return short.lower(), encoder or ENCODER
 
 
 def make_smp(name: str, channels: int, **options: Any) -> nn.Module:
-    """A network of segmentation_models_pytorch, without weights unless options say otherwise."""
+    """Build a network of segmentation_models_pytorch, without weights unless options give some."""
     arch, encoder = check_smp(name)
     model: nn.Module = _library().create_model(arch, encoder, classes=channels, **{"encoder_weights": None, **options})
     return model
@@ -73,7 +73,5 @@ def _library() -> Any:
     try:
         import segmentation_models_pytorch as smp
     except ImportError as error:
-        raise ImportError(
-            "segmentation_models_pytorch is not installed; pip install 'trueup[seg]' brings it"
-        ) from error
+        raise ImportError("segmentation_models_pytorch is not installed: pip install 'trueup[seg]'") from error
     return smp

@@ -1,9 +1,9 @@
-"""What source training minimises, and what it is judged by: the classes of images, or masks."""
+"""Tasks of source training: loss and validation score of classification and segmentation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,53 +14,23 @@ from torch import Tensor
 from trueup.data.datasets import Dataset
 from trueup.data.domains import Domain, Image
 from trueup.data.slices import SliceDomain
-from trueup.data.transforms import TRANSFORMS, affine
+from trueup.data.transforms import TRANSFORMS, augment_with_mask
 from trueup.source.recipe import Training
 
 Random = np.random.Generator
 
 
-class Task(Protocol):
-    """Pairs of images and answers; `score` is the name of what is better when it is higher."""
-
-    score: str
-
-    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
-        """Image i and its answer, augmented."""
-        ...
-
-    def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
-        """The answers to these images as they are."""
-        ...
-
-    def tensor(self, answers: Sequence[Any]) -> Tensor:
-        """Answers as a batch."""
-        ...
-
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The mean over the batch."""
-        ...
-
-    def count(self, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
-        """What adds up over batches."""
-        ...
-
-    def judge(self, counts: NDArray[np.float64]) -> float:
-        """The score that the counts of all batches amount to."""
-        ...
-
-
 def task_of(dataset: Dataset, training: Training) -> Task:
-    """The task of a dataset."""
+    """Return the task of a dataset."""
     if len(dataset.classes) < 2:
-        raise ValueError(f"a network needs at least two classes to tell apart, and {dataset.name} has one")
+        raise ValueError(f"a network needs at least two classes, but {dataset.name} has one")
     if dataset.task == "segmentation":
         return Segment(training, dataset.structures)
     return Classify(training)
 
 
 class Classify:
-    """One class per image: cross-entropy, accuracy."""
+    """One class per image: cross-entropy and accuracy."""
 
     score = "accuracy"
 
@@ -68,67 +38,67 @@ class Classify:
         if training.augment not in TRANSFORMS:
             raise ValueError(f"augment={training.augment!r} is for masks; use {', '.join(TRANSFORMS)}")
         if training.multilabel:
-            raise ValueError("multilabel is for masks; here each image has one class")
+            raise ValueError("multilabel is for masks; this dataset has one class per image")
         self.augment, self.size = TRANSFORMS[training.augment], training.size
 
     def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
-        """The image, augmented, and its class."""
+        """Return image i, augmented, and its class."""
         return self.augment(domain.image(i), self.size, rng), int(domain.labels[i])
 
     def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
-        """The classes."""
+        """Return the classes of images."""
         return torch.from_numpy(domain.labels[indices])
 
     def tensor(self, answers: Sequence[Any]) -> Tensor:
-        """Classes as a batch."""
+        """Return classes as a batch."""
         return torch.tensor(answers)
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         if logits.ndim != 2:
-            raise ValueError(f"the network answers with {tuple(logits.shape)}; one class per image takes a classifier")
+            raise ValueError(f"the network returns {tuple(logits.shape)}; one class per image needs a classifier")
         return F.cross_entropy(logits, y)
 
     def count(self, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
-        """How many are right, of how many."""
+        """Return the number of correct predictions and of images, which add up over batches."""
         return np.array([float((logits.argmax(dim=1) == y).sum()), float(len(y))])
 
-    def judge(self, counts: NDArray[np.float64]) -> float:
-        """The part that is right."""
+    def final_score(self, counts: NDArray[np.float64]) -> float:
+        """Return the accuracy from the summed counts."""
         return float(counts[0] / counts[1])
 
 
 class Segment:
-    """A mask per image: cross-entropy plus soft Dice, so that small structures count; judged by Dice of all pixels."""
+    """A mask per image: cross-entropy plus soft Dice, so that small structures count; the score is Dice over pixels."""
 
     score = "dice"
 
     def __init__(self, training: Training, structures: Mapping[str, tuple[int, ...]]) -> None:
         if training.augment not in ("none", "affine"):
-            raise ValueError(f"augment={training.augment!r} leaves masks behind; use affine or none")
+            raise ValueError(f"augment={training.augment!r} does not transform masks; use affine or none")
         self.augment, self.size, self.multilabel = training.augment, training.size, training.multilabel
         self.structures = structures
 
     def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
-        """The image and its mask, turned and scaled together."""
+        """Return image i and its mask, augmented together."""
         assert isinstance(domain, SliceDomain)
         image, mask = domain.image(i, self.size), domain.mask(i, self.size)
-        return affine(image, mask, rng) if self.augment == "affine" else (image, mask)
+        return augment_with_mask(image, mask, rng) if self.augment == "affine" else (image, mask)
 
     def answers(self, domain: Domain, indices: NDArray[np.int64]) -> Tensor:
-        """The masks."""
+        """Return the masks of images."""
         assert isinstance(domain, SliceDomain)
         return self.tensor([domain.mask(i, self.size) for i in indices.tolist()])
 
     def tensor(self, answers: Sequence[Any]) -> Tensor:
-        """Masks as a batch of class numbers."""
+        """Return masks as a batch of class numbers."""
         return torch.from_numpy(np.stack(answers)).long()
 
     def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of classes, or of each label, plus one minus the mean soft Dice of classes or labels."""
+        """Return cross-entropy of classes, or of each label, plus one minus their mean soft Dice."""
         if logits.ndim != 4 or logits.shape[2:] != y.shape[1:]:
-            answer, pixels = tuple(logits.shape), tuple(y.shape)
-            raise ValueError(f"the network answers with {answer}, and masks are {pixels}; a mask takes a segmenter")
+            output, masks = tuple(logits.shape), tuple(y.shape)
+            raise ValueError(f"the network returns {output}, but masks are {masks}; a mask needs a segmenter")
         if self.multilabel:
             truth = self.regions(y).float()
             probs, loss = logits.sigmoid(), F.binary_cross_entropy_with_logits(logits, truth)
@@ -140,17 +110,20 @@ class Segment:
         return loss + 1 - ((2 * both + 1) / (sizes + 1)).mean()
 
     def regions(self, y: Tensor) -> Tensor:
-        """The mask of each structure (N, S, H, W)."""
+        """Return the mask of each structure (N, S, H, W)."""
         return torch.stack([torch.isin(y, torch.tensor(k, device=y.device)) for k in self.structures.values()], dim=1)
 
     def count(self, logits: Tensor, y: Tensor) -> NDArray[np.float64]:
-        """Of each structure the pixels in both masks, and in either, counted twice where in both."""
+        """Return, for each structure, the size of the intersection and the sum of both sizes."""
         found = logits > 0 if self.multilabel else self.regions(logits.argmax(dim=1))
         truth = self.regions(y)
         both, sizes = (found & truth).sum(dim=(0, 2, 3)), found.sum(dim=(0, 2, 3)) + truth.sum(dim=(0, 2, 3))
         return torch.stack((both, sizes)).double().cpu().numpy()
 
-    def judge(self, counts: NDArray[np.float64]) -> float:
-        """The mean Dice of the structures that are anywhere."""
-        there = counts[1] > 0
-        return float((2 * counts[0][there] / counts[1][there]).mean()) if there.any() else 0.0
+    def final_score(self, counts: NDArray[np.float64]) -> float:
+        """Return the mean Dice of the structures that occur, from the summed counts."""
+        occur = counts[1] > 0
+        return float((2 * counts[0][occur] / counts[1][occur]).mean()) if occur.any() else 0.0
+
+
+Task = Classify | Segment

@@ -1,6 +1,6 @@
-"""Source training: empirical risk minimisation over all source domains, with SWAD on request.
+"""Source training: empirical risk minimisation over all source domains, optionally with SWAD.
 
-What step i does depends on the seed and i alone, so a training that was killed goes on exactly where its file says.
+Step i depends on the seed and i alone, so a training that was killed resumes exactly from its file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trueup.core import files
 from trueup.core.method import fusable
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
-from trueup.data.loading import ConcatDomains, Loader, ahead
+from trueup.data.loading import ConcatDomains, Loader, normalize_images, prefetch
 from trueup.data.streams import batches
 from trueup.model.heads import as_logits, call_model
-from trueup.source.checkpoints import KIND, Store, digest_of_file, named, part, read_unfinished
-from trueup.source.external_checkpoints import misfits, refuse
-from trueup.source.holdout import split
-from trueup.source.networks import build
+from trueup.source.checkpoints import KIND, Store, digest_of_file, join_groups, read_unfinished
+from trueup.source.external_checkpoints import find_misfits, refuse_misfits, take_prefix
+from trueup.source.holdout import split_holdout
+from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 from trueup.source.swad import Swad
 from trueup.source.tasks import Task, task_of
@@ -48,9 +48,9 @@ def train(
     keep_every: float = 30.0,
     progress: Progress = lambda done, of: None,
 ) -> Path:
-    """Train the model of a recipe, or go on with it, and keep it; returns its file. A finished one is left alone.
+    """Train or resume the model of a recipe and return its file; a finished model is not trained again.
 
-    weights: the file that the recipe's weights are the SHA-256 of.
+    weights: the file whose SHA-256 the recipe names.
     keep_every: seconds between saves of an unfinished training.
     """
     if store.has(recipe):
@@ -58,17 +58,17 @@ def train(
         return store.path(recipe)
     if weights is not None and digest_of_file(weights) != recipe.weights:
         raise ValueError(f"{weights} is {digest_of_file(weights)}; the recipe's weights are {recipe.weights}")
-    for stale in store.folder.glob(f".{recipe.name}.*.partial"):  # of a kill in the middle of a save
-        if time.time() - stale.stat().st_mtime > 3600:  # and not of a process that is saving now
+    for stale in store.folder.glob(f".{recipe.name}.*.partial"):  # left by a kill during a save
+        if time.time() - stale.stat().st_mtime > 3600:  # not by a process that is saving now
             stale.unlink(missing_ok=True)
     devices: list[int] = []
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(recipe.seed)
         size, channels = recipe.training.size, recipe.training.channels.count
         weights = weights or recipe.weights
-        model = build(recipe.network, recipe.classes, weights=weights, size=size, channels=channels)
+        model = build_network(recipe.network, recipe.classes, weights=weights, size=size, channels=channels)
         domains = [dataset.domain(name) for name in recipe.sources] if recipe.training.iterations else []
-        training = _Run(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
+        training = _TrainingRun(recipe, model.to(device), domains, task_of(dataset, recipe.training), device)
         training.train(store, threads, keep_every, progress)
     store.save(recipe, model, training.report())
     store.partial(recipe).unlink(missing_ok=True)
@@ -81,8 +81,8 @@ class _Best:
     iteration: int = 0
 
 
-class _Run:
-    """One training: the model, its optimiser, and what was best so far."""
+class _TrainingRun:
+    """One training: the model, its optimiser, and the best weights so far."""
 
     def __init__(
         self, recipe: Recipe, model: nn.Module, domains: Sequence[Domain], task: Task, device: str = "cpu"
@@ -91,7 +91,7 @@ class _Run:
         self.task, self.device = task, device
         self.model.to(memory_format=torch.channels_last)
         self.optimizer = _optimizer(model, self.settings)
-        self.parts = [split(d, self.settings.holdout, recipe.seed) for d in domains]
+        self.parts = [split_holdout(d, self.settings.holdout, recipe.seed) for d in domains]
         self.swad = Swad(self.settings.converge, self.settings.tolerate, self.settings.tolerance)
         self.done, self.best = 0, _Best()
         self.kept: dict[str, Tensor] = {}
@@ -100,7 +100,7 @@ class _Run:
         self.loaders: dict[str, Loader] = {}
 
     def train(self, store: Store, threads: int, keep_every: float, progress: Progress) -> None:
-        """All steps from where it stands, then the weights that are kept."""
+        """Run the remaining steps, then load the weights to keep into the model."""
         total, file = self.settings.iterations, store.partial(self.recipe)
         if total and file.is_file():
             self.restore(file)
@@ -113,7 +113,7 @@ class _Run:
                 self.done = i + 1
                 if self.validates(i + 1) and self.validate(threads):
                     break
-                # Saving never takes more than a twentieth of the time.
+                # Saving takes at most a twentieth of the time.
                 if time.monotonic() - saved > max(keep_every, 20 * cost):
                     start = time.monotonic()
                     self.save(store)
@@ -123,39 +123,37 @@ class _Run:
             self.finish(pool, threads)
 
     def batches(self, pool: ThreadPoolExecutor, steps: range) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-        """The batch of each step, read and augmented ahead of time."""
-        for i, waiting in ahead(steps, lambda i: [pool.submit(self.read, *item) for item in self.draw(i)], 3):
+        """Yield the batch of each step, read and augmented in advance."""
+        for i, waiting in prefetch(steps, lambda i: [pool.submit(self.read, *item) for item in self.draw(i)], 3):
             read = [result for future in waiting for result in future.result()]
             if not read:
                 yield i, (torch.empty(0), torch.empty(0))
             else:
-                x = Loader(ConcatDomains(()), self.settings.size, self.settings.channels).tensor(
-                    [image for image, _ in read]
-                )
+                x = normalize_images([image for image, _ in read], self.settings.channels)
                 yield i, (x.to(self.device), self.task.tensor([answer for _, answer in read]).to(self.device))
 
     def draw(self, i: int) -> Iterator[tuple[int, list[int], int]]:
-        """The images of step i: (domain, indices, step), drawn with replacement."""
+        """Yield (domain, indices, step) for step i, drawn with replacement."""
         rng = np.random.default_rng([self.recipe.seed, 1, i])
-        for d, (trains, _) in enumerate(self.parts):
-            yield d, rng.choice(trains, size=self.settings.batch).tolist(), i
+        for d, (training, _) in enumerate(self.parts):
+            yield d, rng.choice(training, size=self.settings.batch).tolist(), i
 
     def read(self, d: int, indices: list[int], i: int) -> list[tuple[Image, Any]]:
-        """Decode and augment images of one domain; what cannot be read is left out."""
+        """Decode and augment images of one domain; unreadable ones are left out."""
         rng = np.random.default_rng([self.recipe.seed, 2, i, d])
         domain, read = self.domains[d], []
         for j in indices:
             try:
                 read.append(self.task.read(domain, j, rng))
             except BrokenImageError as error:
-                if (name := domain.label_of(j)) not in self.broken:
+                if (name := domain.image_name(j)) not in self.broken:
                     self.broken.add(name)
                     log.warning("left out, cannot be read: %s (%s)", name, error)
         return read
 
     def step(self, i: int, x: Tensor, y: Tensor) -> None:
-        """One step of gradient descent."""
-        torch.manual_seed(1_000_003 * self.recipe.seed + i)  # dropout, the same when training goes on after a kill
+        """Take one optimiser step."""
+        torch.manual_seed(1_000_003 * self.recipe.seed + i)  # so that dropout is the same after a resume
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.lr * 0.1 ** sum(
                 i >= at * self.settings.iterations for at in self.settings.decay_at
@@ -172,12 +170,12 @@ class _Run:
             self.swad.step(dict(self.model.named_parameters()))
 
     def validates(self, done: int) -> bool:
-        """Whether validation is due after this many steps."""
+        """Return True if validation is due after this many steps."""
         first, every = min(self.settings.first, self.settings.iterations), self.settings.every
         return done == self.settings.iterations or (done >= first and (done - first) % every == 0)
 
     def validate(self, threads: int) -> bool:
-        """Remember how the model does on what is held out; True when SWAD is satisfied."""
+        """Record the score on held-out images; return True if SWAD is complete."""
         score, loss = self.scores(threads)
         self.history.append({"iteration": self.done, self.task.score: score, "loss": loss})
         if self.settings.algorithm == "swad":
@@ -188,7 +186,7 @@ class _Run:
         return False
 
     def scores(self, threads: int) -> tuple[float, float]:
-        """Score and loss on what is held out, mean over domains."""
+        """Return score and loss on held-out images, averaged over domains."""
         each = [self.evaluate(d, held, threads) for d, (_, held) in zip(self.domains, self.parts, strict=True)]
         scores = [score for score in each if score is not None]
         if not scores:
@@ -196,16 +194,16 @@ class _Run:
             raise ValueError(f"no held-out image can be read; a source domain needs at least {least}")
         score, loss = np.mean(scores, axis=0).tolist()
         if not np.isfinite(loss):
-            where = f"on held-out images after {self.done} iterations"
-            raise ValueError(f"the loss is {loss} {where}; lower lr={self.settings.lr}")
+            when = f"on held-out images after {self.done} iterations"
+            raise ValueError(f"the loss is {loss} {when}; lower lr={self.settings.lr}")
         return score, loss
 
     @torch.no_grad()
     def evaluate(self, domain: Domain, held: Any, threads: int) -> tuple[float, float] | None:
-        """Score and mean loss of the model as it is; None where nothing is held out."""
+        """Return score and mean loss of the current model on a domain; None if nothing is held out."""
         self.model.eval()
         fresh = Loader(ConcatDomains([domain]), self.settings.size, self.settings.channels, threads=threads)
-        loader = self.loaders.setdefault(domain.name, fresh)  # one for all validations: it names broken files once
+        loader = self.loaders.setdefault(domain.name, fresh)  # shared, so that broken files are logged once
         counts, loss, n = [], 0.0, 0
         for x, at in loader.batches(list(batches(held, 128 if self.task.score == "accuracy" else 16))):
             y = self.task.answers(domain, at).to(self.device)
@@ -214,38 +212,38 @@ class _Run:
             loss += float(self.task.loss(logits, y)) * len(y)
             n += len(y)
         self.broken |= set(loader.broken.values())
-        return (self.task.judge(np.sum(counts, axis=0)), loss / n) if n else None
+        return (self.task.final_score(np.sum(counts, axis=0)), loss / n) if n else None
 
     def logits(self, x: Tensor) -> Tensor:
-        """What the network says, whatever it wraps it in."""
+        """Return the network's logits, whatever container it returns."""
         return as_logits(call_model(self.model, x), None, rows=len(x), least=1)
 
     def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
-        """Put the kept weights into the model; after SWAD estimate the statistics of BatchNorm layers anew."""
+        """Load the kept weights into the model; with SWAD, estimate new BatchNorm statistics."""
         if self.settings.algorithm == "swad" and self.settings.iterations:
             self.model.load_state_dict(self.swad.average(), strict=False)
             first = self.settings.iterations
             torch.manual_seed(1_000_003 * self.recipe.seed + first)
             fresh = self.batches(pool, range(first, first + self.settings.refresh))
             if self.settings.refresh:
-                refresh(self.model, (x for _, (x, _) in fresh if len(x)))
+                refresh_statistics(self.model, (x for _, (x, _) in fresh if len(x)))
             self.best = _Best(self.scores(threads)[0], self.done)
         elif self.kept:
             self.model.load_state_dict(self.kept)
         self.model.eval()
 
     def report(self) -> dict[str, Any]:
-        """What to remember of the training."""
+        """Return history, kept iteration and broken files."""
         best = {self.task.score: self.best.score, "iteration": self.best.iteration}
         kept: dict[str, Any] = best if self.history else {}
         if self.history and self.settings.algorithm == "swad":
             kept |= {"start": self.swad.start, "end": self.swad.end, "segments": len(self.swad.losses)}
         return {"history": self.history, "kept": kept, "broken": sorted(self.broken)}
 
-    # Unfinished business
+    # Unfinished trainings
 
     def save(self, store: Store) -> None:
-        """Write all that a training needs to go on."""
+        """Write the state that is needed to resume."""
         store.folder.mkdir(parents=True, exist_ok=True)
         moments = self.optimizer.state_dict()["state"]
         tensors = {
@@ -264,27 +262,27 @@ class _Run:
             "broken": sorted(self.broken),
             "swad": self.swad.values(),
         }
-        files.write(store.partial(self.recipe), named(tensors), header, KIND)
+        files.write(store.partial(self.recipe), join_groups(tensors), header, KIND)
 
     def restore(self, file: Path) -> None:
-        """Go on from a saved state; a file that cannot be read or does not fit is named, and training starts anew."""
+        """Resume from a saved state; if the file is unreadable or does not fit, log it and start over."""
         try:
             tensors, header = read_unfinished(file)
             if header["recipe"] != self.recipe.model_dump(mode="json"):
                 raise ValueError(f"{file} belongs to another recipe")
-            refuse(self.misfits(tensors, header), file)
+            refuse_misfits(self.misfits(tensors, header), file)
         except ValueError as error:
-            log.warning("training starts anew: %s", error)
+            log.warning("training starts over: %s", error)
             return
-        self.model.load_state_dict(part(tensors, "model"))
-        self.kept = part(tensors, "kept")
-        self.swad.restore(part(tensors, "swad"), header["swad"])
+        self.model.load_state_dict(take_prefix(tensors, "model/"))
+        self.kept = take_prefix(tensors, "kept/")
+        self.swad.restore(take_prefix(tensors, "swad/"), header["swad"])
         moments: dict[int, dict[str, Tensor]] = {}
         parameters = list(self.model.parameters())
-        for name, tensor in part(tensors, "optimizer").items():
+        for name, tensor in take_prefix(tensors, "optimizer/").items():
             i, _, key = name.partition(".")
             like = parameters[int(i)]
-            if tensor.shape == like.shape:  # the memory layout of the parameter, which fused steps rely on
+            if tensor.shape == like.shape:  # fused steps need the memory layout of the parameter
                 tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
             moments.setdefault(int(i), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
@@ -292,23 +290,23 @@ class _Run:
         self.broken = set(header["broken"])
 
     def misfits(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> list[str]:
-        """What keeps a saved state from being taken; fused steps would write beyond moments that are too short."""
-        whole, swad = self.model.state_dict(), header["swad"]
+        """Return why a saved state does not fit; fused steps would write past the end of short tensors."""
+        state, swad = self.model.state_dict(), header["swad"]
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         most = max(self.settings.converge, self.settings.tolerate)
         counts = {"done": (header["done"], self.settings.iterations), "waiting": (swad["waiting"], most)}
         if wrong := [f"{name} is {n}, more than {of}" for name, (n, of) in counts.items() if n > of]:
             return wrong
         _, kept_at = header["best"].values()
-        must = {"model/": whole, **({"kept/": whole} if kept_at else {})}
+        must = {"model/": state, **({"kept/": state} if kept_at else {})}
         must |= {f"swad/{name}.": weights for name, n in (("segment", "steps"), ("total", "count")) if swad[n]}
         may: dict[str, dict[str, Tensor]] = {f"swad/waiting{i}.": weights for i in range(swad["waiting"])}
         for i, p in enumerate(weights.values()):
             keys = MOMENTS[self.settings.optimizer]
             may[f"optimizer/{i}."] = {key: torch.zeros(()) if key == "step" else p for key in keys}
-        there = {group: like for group, like in may.items() if any(f"{group}{name}" in tensors for name in like)}
-        ours = {f"{group}{name}": t for group, like in (must | there).items() for name, t in like.items()}
-        return misfits(ours, tensors)
+        present = {group: like for group, like in may.items() if any(f"{group}{name}" in tensors for name in like)}
+        ours = {f"{group}{name}": t for group, like in (must | present).items() for name, t in like.items()}
+        return find_misfits(ours, tensors)
 
 
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
@@ -322,15 +320,15 @@ def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
 
 
 @torch.no_grad()
-def refresh(model: nn.Module, images: Iterator[Tensor]) -> None:
-    """Replace the running statistics of BatchNorm layers by the mean over these batches."""
+def refresh_statistics(model: nn.Module, images: Iterator[Tensor]) -> None:
+    """Replace the running statistics of BatchNorm layers with the mean over these batches."""
     layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [layer.momentum for layer in layers]
     if not layers:
         return
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # the plain mean over all batches
+        layer.momentum = None  # the mean over all batches
     model.train()
     for x in images:
         model(x)

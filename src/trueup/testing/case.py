@@ -27,11 +27,16 @@ def kinds(method: type[Method]) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A method's class, hyper-parameters where the defaults do not suit a tiny model, and what it is tested with."""
+    """A method's class and what it is tested with."""
 
     method: type[Method]
     hyper: dict[str, Any] = field(default_factory=dict)
+    """Hyper-parameters other than the defaults. A stream is 70 to 350 images: choose a capacity, a warm-up or an
+    interval small enough that the memory fills, the warm-up ends and updates come within it."""
     kind: str = "classification"
+    """One of `kinds(method)`."""
+    batch: int = 24
+    """Images in a batch of a stream, at least 8; fewer for a method that takes long over each image."""
 
     @property
     def task(self) -> str:
@@ -76,9 +81,10 @@ class Case:
         x, y = toys.scenes(n, seed=seed, shift=shift)
         return x, toys.as_labels(y) if self.multilabel else y
 
-    def stream(self, batches: int, size: int = 24, *, seed: int = 0, shift: float = 1.0) -> list[Tensor]:
+    def stream(self, batches: int, size: int | None = None, *, seed: int = 0, shift: float = 1.0) -> list[Tensor]:
         """Shifted batches without labels."""
-        return [self.images(size, seed=50_000 + 1000 * seed + i, shift=shift)[0] for i in range(batches)]
+        seeds = range(50_000 + 1000 * seed, 50_000 + 1000 * seed + batches)
+        return [self.images(size or self.batch, seed=s, shift=shift)[0] for s in seeds]
 
     def shape(self, n: int) -> tuple[int, ...]:
         """The shape of the answer to n images."""

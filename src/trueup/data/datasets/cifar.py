@@ -1,4 +1,4 @@
-"""CIFAR-10-C and CIFAR-100-C in the published .npy layout, and their clean training sets in the binary layout."""
+"""CIFAR-10-C and CIFAR-100-C in the published .npy layout, and the clean training sets in the binary layout."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from trueup.data.datasets.folders import digest
+from trueup.data.datasets.folders import short_hash
 from trueup.data.domains import ArrayDomain, Domain, Image, Labels, parse_corruption
 
-ROWS = 10_000  # of one severity
+ROWS = 10_000  # per severity
 BYTES = 3 * 32 * 32
 
 
-def class_names(name: str, root: Path) -> tuple[str, ...]:
-    """The names of the classes, from the clean set's list if it is there."""
+def cifar_class_names(name: str, root: Path) -> tuple[str, ...]:
+    """Return the names of the classes, from the clean set's list if it exists."""
     folder, lists, n = _clean(name, root)
     file = folder / lists
     if file.is_file():
@@ -22,8 +22,8 @@ def class_names(name: str, root: Path) -> tuple[str, ...]:
     return tuple(f"class {i}" for i in range(n))
 
 
-def domain(name: str, root: Path, which: str) -> Domain:
-    """The clean training set ("clean"), or a corruption at a severity ("fog-3")."""
+def cifar_domain(name: str, root: Path, which: str) -> Domain:
+    """Return the clean training set ("clean"), or a corruption at a severity ("fog-3")."""
     if which == "clean":
         images, labels = read_clean(name, root)
         return ArrayDomain("clean", images, labels)
@@ -34,7 +34,7 @@ def domain(name: str, root: Path, which: str) -> Domain:
 
 
 def read_corrupted(name: str, root: Path, corruption: str) -> tuple[Image, Labels]:
-    """All five severities of a corruption; the images stay on disk until they are read."""
+    """Return all five severities of a corruption; the images are mapped from disk."""
     images = _array(root / f"{corruption}.npy")
     labels = _array(root / "labels.npy")
     if images.shape != (5 * ROWS, 32, 32, 3) or images.dtype != np.uint8:
@@ -50,7 +50,7 @@ def read_corrupted(name: str, root: Path, corruption: str) -> tuple[Image, Label
 
 
 def read_clean(name: str, root: Path) -> tuple[Image, Labels]:
-    """The 50,000 training images; each row of the binary files is the label byte or bytes, then the three planes."""
+    """Read the 50,000 training images; each row of the binary files holds one or two label bytes, then three planes."""
     folder, _, n = _clean(name, root)
     files = [folder / f"data_batch_{i}.bin" for i in range(1, 6)] if n == 10 else [folder / "train.bin"]
     head = 1 if n == 10 else 2  # CIFAR-100 has the coarse label first, then the fine one
@@ -60,7 +60,7 @@ def read_clean(name: str, root: Path) -> tuple[Image, Labels]:
             raise ValueError(f"{file.parent.name}/{file.name} is missing: unpack the clean set's binary version here")
         rows = np.fromfile(file, dtype=np.uint8)
         if rows.size == 0 or rows.size % (head + BYTES):
-            raise ValueError(f"{file.name} has {rows.size} bytes, which is no multiple of {head + BYTES}")
+            raise ValueError(f"{file.name} has {rows.size} bytes, which is not a multiple of {head + BYTES}")
         parts.append(rows.reshape(-1, head + BYTES))
         if (worst := parts[-1][:, head - 1].max()) >= n:
             raise ValueError(f"{file.name} has a label {worst}; expected 0 to {n - 1}")
@@ -80,13 +80,13 @@ def _array(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
         raise ValueError(f"{path.name} is missing in {path.parent.name}/")
     try:
         return np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # a damaged header can break the reader anywhere, and with any error
-        raise ValueError(f"{path.name} is no array of numbers: {str(error) or type(error).__name__}") from error
+    except Exception as error:  # a damaged header may raise any error
+        raise ValueError(f"{path.name} is not an array of numbers: {str(error) or type(error).__name__}") from error
 
 
-def fingerprint(root: Path) -> str:
-    """A short hash of the arrays: their names, sizes, and some of their bytes."""
-    return digest(f"{file.name} {file.stat().st_size} {_sample(file)}" for file in sorted(root.glob("*.npy")))
+def cifar_fingerprint(root: Path) -> str:
+    """Return a short hash of the arrays' names, sizes and some of their bytes."""
+    return short_hash(f"{file.name} {file.stat().st_size} {_sample(file)}" for file in sorted(root.glob("*.npy")))
 
 
 def _sample(file: Path, count: int = 64) -> str:

@@ -1,7 +1,7 @@
-"""The embedded benchmark: ten digits in four styles, made in seconds from real handwriting and rendered type.
+"""The embedded benchmark: ten digits in four styles, made in seconds from handwriting and fonts.
 
-The handwriting is the test part of the UCI set of handwritten digits (1,797 images, 8×8) that ships with scikit-learn;
-the type is set in fonts that ship with matplotlib. Nothing is downloaded. No digit is in two domains.
+The handwriting is the test part of the UCI handwritten digits (1,797 images, 8×8) of scikit-learn; the fonts ship with
+matplotlib. Nothing is downloaded. No digit is in two domains.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from scipy import ndimage
 
 from trueup.data.domains import ArrayDomain, Labels
 
-VERSION = "1"  # to be raised with every change of the images, so that old records are told apart
+VERSION = "1"  # raise it with every change of the images, so that old records differ
 SIZE = 32
 DOMAINS = ("hand", "type", "poster", "neon")
-IMAGES = 2000  # of each domain
-Masks = NDArray[np.float64]  # (N, 32, 32): how much ink, from 0 to 1
+IMAGES = 2000  # per domain
+Masks = NDArray[np.float64]  # (N, 32, 32): amount of ink, from 0 to 1
 
 
 @cache
-def domain(name: str) -> ArrayDomain:
-    """One of the four domains; always the same images."""
+def digits_domain(name: str) -> ArrayDomain:
+    """Return one of the four domains; always the same images."""
     rng = np.random.default_rng([2023, DOMAINS.index(name)])
     if name == "type":
         masks, labels = _typed(rng)
@@ -35,8 +35,8 @@ def domain(name: str) -> ArrayDomain:
 
 
 @cache
-def clean(part: str) -> ArrayDomain:
-    """Handwriting on its own, for the corrupted benchmark: "train", or "test" from other digits."""
+def clean_digits(part: str) -> ArrayDomain:
+    """Return plain handwriting for the corrupted benchmark: "train", or "test" with other digits."""
     rng = np.random.default_rng([2023, 10 + ("train", "test").index(part)])
     digits, images = (slice(0, 1200), 3000) if part == "train" else (slice(1200, None), 1000)
     masks, labels = _written(rng, digits, images)
@@ -44,7 +44,7 @@ def clean(part: str) -> ArrayDomain:
 
 
 def _written(rng: np.random.Generator, which: slice, count: int) -> tuple[Masks, Labels]:
-    """Digits of the handwriting set, each turned, sheared and moved a little."""
+    """Return handwritten digits, each slightly rotated, sheared and shifted."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -56,7 +56,7 @@ def _written(rng: np.random.Generator, which: slice, count: int) -> tuple[Masks,
 
 
 def _place(image: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """An 8×8 image drawn into 32×32 pixels under a small random affine map."""
+    """Draw an 8×8 image into 32×32 pixels under a small random affine map."""
     angle, shear, scale = rng.uniform(-0.2, 0.2), rng.uniform(-0.15, 0.15), rng.uniform(2.7, 3.4)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = turn @ np.array([[1.0, shear], [0.0, 1.0]]) / scale
@@ -66,7 +66,7 @@ def _place(image: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.f
 
 
 def _typed(rng: np.random.Generator) -> tuple[Masks, Labels]:
-    """Digits set in the upright and slanted faces of matplotlib's text fonts, in many sizes and places."""
+    """Return digits in the upright and slanted faces of matplotlib's text fonts, in many sizes and positions."""
     from PIL import Image, ImageDraw, ImageFont
 
     labels = rng.permutation(np.resize(np.arange(10), IMAGES)).astype(np.int64)
@@ -86,7 +86,7 @@ def _faces() -> list[Path]:
     import matplotlib
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    # Not the faces that are made of symbols, or that hold no figures of their own.
+    # Without symbol fonts and fonts that have no digits.
     return sorted(
         f
         for kind in ("DejaVuSans", "DejaVuSerif", "STIXGeneral")
@@ -95,18 +95,18 @@ def _faces() -> list[Path]:
     )
 
 
-# Styles: masks and a random stream to colour images (N, 32, 32, 3) with values from 0 to 1.
+# Styles: masks and a generator to colour images (N, 32, 32, 3) with values from 0 to 1.
 
 
 def hand(masks: Masks, rng: np.random.Generator) -> Masks:
-    """Pencil on grey paper, with its grain."""
+    """Draw pencil on grainy grey paper."""
     paper = rng.uniform(0.5, 0.6, size=(len(masks), 1, 1))
     stroke = rng.uniform(0.2, 0.25, size=(len(masks), 1, 1)) * masks
     return _grey(paper - stroke + rng.normal(0, 0.03, size=masks.shape))
 
 
 def printed(masks: Masks, rng: np.random.Generator) -> Masks:
-    """Dark ink on warm paper with fibres."""
+    """Draw dark ink on warm paper with fibres."""
     paper = _colour(rng, len(masks), low=(0.80, 0.76, 0.66), high=(0.98, 0.95, 0.88))
     ink = _colour(rng, len(masks), low=(0.05, 0.05, 0.08), high=(0.22, 0.20, 0.30))
     fibres = ndimage.gaussian_filter(rng.normal(0, 0.15, size=masks.shape), sigma=(0, 0.5, 1.5))
@@ -114,7 +114,7 @@ def printed(masks: Masks, rng: np.random.Generator) -> Masks:
 
 
 def poster(masks: Masks, rng: np.random.Generator) -> Masks:
-    """Light paint on a wall of coloured patches."""
+    """Draw light paint on a wall of coloured patches."""
     patches = ndimage.gaussian_filter(rng.normal(size=(len(masks), SIZE, SIZE, 3)), sigma=(0, 5, 5, 0))
     patches = 0.45 + 0.13 * patches / patches.std(axis=(1, 2, 3), keepdims=True)
     paint = rng.uniform(0.35, 0.55, size=(len(masks), 1, 1, 3))
@@ -122,7 +122,7 @@ def poster(masks: Masks, rng: np.random.Generator) -> Masks:
 
 
 def neon(masks: Masks, rng: np.random.Generator) -> Masks:
-    """Bent glass tubes: bright rims, glowing in one hue on a dark wall."""
+    """Draw neon tubes: bright rims, glowing in one hue on a dark wall."""
     soft = ndimage.gaussian_filter(masks, sigma=(0, 0.6, 0.6))
     edge = np.hypot(ndimage.sobel(soft, axis=1), ndimage.sobel(soft, axis=2))
     edge = np.clip(edge / edge.max(axis=(1, 2), keepdims=True), 0, 1)
@@ -150,5 +150,5 @@ def _blend(ground: Masks, ink: Masks, masks: Masks) -> Masks:
 
 def _to_uint8(images: Masks) -> NDArray[np.uint8]:
     result = np.clip(255 * images + 0.5, 0, 255).astype(np.uint8)
-    result.setflags(write=False)  # it is kept and handed out again
+    result.setflags(write=False)  # cached and returned again
     return result

@@ -1,4 +1,4 @@
-"""Folders laid out as domain/class/image, and the official list files beside them."""
+"""Datasets laid out as domain/class/image, with optional official list files."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ import numpy as np
 from trueup.data.cards import Card
 from trueup.data.domains import FileDomain
 from trueup.data.pictures import AS_STORED, Reading
-from trueup.data.scanning import Scan
+from trueup.data.scanning import FolderScan
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".gif", ".tif", ".tiff"))
 
 
 @dataclass
-class Tree:
-    """What lies in a folder: for each domain the image files as (path below the root, class), and what is no image."""
+class ImageTree:
+    """The content of a dataset folder: image files per domain, as (path below the root, class), and other files."""
 
     root: Path
     domains: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """Files that a list names and that are not there."""
+    """Files that a list names but that do not exist."""
     unknown: list[str] = field(default_factory=list)
-    """Folders beside the domains that are none of the card's."""
+    """Folders that are not domains of the card."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Entries that are neither a folder nor a file that can be read, and why."""
+    """The reason for each entry that cannot be read."""
     reading: Reading = AS_STORED
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of all classes, sorted, as their numbers are."""
+        """Return the names of all classes, in the order of their numbers."""
         return tuple(sorted({label for files in self.domains.values() for _, label in files}))
 
     def fingerprint(self) -> str:
-        """A short hash of the names and sizes of all images."""
+        """Return a short hash of the names and sizes of all images."""
         paths = (path for files in self.domains.values() for path, _ in files)
-        return digest(f"{path} {(self.root / path).stat().st_size}" for path in paths)
+        return short_hash(f"{path} {(self.root / path).stat().st_size}" for path in paths)
 
     def domain(self, name: str) -> FileDomain:
-        """The images of one domain with their class numbers."""
+        """Return the images of one domain with their class numbers."""
         number = {label: i for i, label in enumerate(self.classes)}
         files = self.domains[name]
         labels = np.array([number[label] for _, label in files], dtype=np.int64)
         return FileDomain(name, self.root, [path for path, _ in files], labels, self.reading)
 
 
-def scan(root: Path, card: Card | None = None, reading: Reading = AS_STORED) -> Tree:
-    """List the images below `root`. With a card only its domains count, whatever case and blanks their folders have."""
-    scanner = Scan(root)
-    tree = Tree(root, skipped=scanner.skipped, reading=reading)
-    inside, beside = scanner.inside(root)
+def scan_image_folder(root: Path, card: Card | None = None, reading: Reading = AS_STORED) -> ImageTree:
+    """List the images below `root`; with a card only its domains, whose folders may differ in case and blanks."""
+    scanner = FolderScan(root)
+    tree = ImageTree(root, skipped=scanner.skipped, reading=reading)
+    inside, beside = scanner.list_folder(root)
     folders = [entry.name for entry in inside]
     if card is None:
         wanted = {name: name for name in folders}
         if joined := [name for name in folders if "+" in name]:
-            raise ValueError(f"rename the folder {joined[0]!r}: a + in a target's name joins several domains")
+            raise ValueError(f"rename the folder {joined[0]!r}: a + in a target joins several domains")
     else:
-        found = {_plain(name): name for name in folders}
-        wanted = {name: found[_plain(name)] for name in card.domains if _plain(name) in found}
+        found = {simple_name(name): name for name in folders}
+        wanted = {name: found[simple_name(name)] for name in card.domains if simple_name(name) in found}
         tree.unknown = [name for name in folders if name not in wanted.values()]
     for name, folder in wanted.items():
         lists = [Path(f.path) for f in beside if _is_list(f.name, folder)] if card is not None else []
@@ -77,26 +77,28 @@ def scan(root: Path, card: Card | None = None, reading: Reading = AS_STORED) -> 
     return tree
 
 
-def digest(lines: Iterable[str]) -> str:
-    """A short hash of texts."""
+def short_hash(lines: Iterable[str]) -> str:
+    """Return a short hash of lines."""
     return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:12]
 
 
-def _plain(name: str) -> str:
+def simple_name(name: str) -> str:
+    """Return a name in lower case, with letters and digits only."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def _is_list(name: str, folder: str) -> bool:
-    """Return True if a file is a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt.
+    """Return True for a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt.
 
-    It has the domain's name, or starts with it and an underscore, whatever the case and blanks.
+    Its name is the domain's, or starts with it and an underscore; case and blanks do not matter.
     """
     parts = Path(name).stem.split("_")
-    return name.endswith(".txt") and any(_plain("".join(parts[:n])) == _plain(folder) for n in range(1, len(parts) + 1))
+    starts = (simple_name("".join(parts[:n])) for n in range(1, len(parts) + 1))
+    return name.endswith(".txt") and simple_name(folder) in starts
 
 
-def _listed(tree: Tree, folder: str, lists: list[Path]) -> Iterator[tuple[str, str]]:
-    """The images that the lists name, each once. The class is the folder; the number beside the path must agree."""
+def _listed(tree: ImageTree, folder: str, lists: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the listed images, each once. The folder is the class; the number after the path must agree."""
     numbers: dict[str, str] = {}
     seen: set[str] = set()
     for file in lists:
@@ -107,7 +109,7 @@ def _listed(tree: Tree, folder: str, lists: list[Path]) -> Iterator[tuple[str, s
                 continue
             parts = Path(path).parts
             label = parts[-2] if len(parts) == 3 else ""
-            # A file of another domain would let a target's images into its sources.
+            # A file of another domain would leak target images into the sources.
             if not label or parts[0] != folder or ".." in parts or not number.isdecimal():
                 raise ValueError(f"{file.name}, line {n}: expected `{folder}/class/image number`, not {line!r}")
             if numbers.setdefault(label, number) != number:
@@ -121,12 +123,12 @@ def _listed(tree: Tree, folder: str, lists: list[Path]) -> Iterator[tuple[str, s
                 tree.missing.append(path)
 
 
-def _walked(tree: Tree, folder: str, scanner: Scan) -> Iterator[tuple[str, str]]:
-    """The image files of a domain's class folders."""
-    classes, loose = scanner.inside(tree.root / folder)
+def _walked(tree: ImageTree, folder: str, scanner: FolderScan) -> Iterator[tuple[str, str]]:
+    """Yield the image files in a domain's class folders."""
+    classes, loose = scanner.list_folder(tree.root / folder)
     tree.others += [f"{folder}/{entry.name}" for entry in loose]
     for entry in classes:
-        inner, files = scanner.inside(Path(entry.path))
+        inner, files = scanner.list_folder(Path(entry.path))
         tree.others += [f"{folder}/{entry.name}/{deeper.name}" for deeper in inner]
         for file in files:
             path = f"{folder}/{entry.name}/{file.name}"

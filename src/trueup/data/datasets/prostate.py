@@ -1,4 +1,4 @@
-"""The prostate in T2-weighted magnetic resonance: Task05 of the Medical Segmentation Decathlon, and PROMISE12."""
+"""Prostate T2 MRI: Task05 of the Medical Segmentation Decathlon (MSD), and PROMISE12."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from trueup.data.datasets.file_matching import Found, NotThereError, Part, paired, visible
-from trueup.data.labelled import Coding, read_labelled
+from trueup.data.datasets.file_matching import CaseFile, FoundCases, check_domain, pair_cases, walk_files
+from trueup.data.labelled_volumes import LabelCoding, read_labelled_volume
 
 DOMAINS = ("msd05", "promise12")
 CLASSES = ("background", "prostate")
 STRUCTURES = {"prostate": (1,)}
 FIELD = 160.0  # mm; 256 pixels are then 0.625 mm wide
-T2 = 0  # the channel of MSD's images; the other is a map of diffusion
+T2 = 0  # the channel in MSD's images; the other is a diffusion map
 
 CODINGS = {
-    # Peripheral and transition zone: PROMISE12 knows the whole gland only.
-    "msd05": Coding("MSD Task05", {0: 0, 1: 1, 2: 1}),
-    "promise12": Coding("PROMISE12", {0: 0, 1: 1}),
+    # Peripheral and transition zone are merged: PROMISE12 labels the whole gland only.
+    "msd05": LabelCoding("MSD Task05", {0: 0, 1: 1, 2: 1}),
+    "promise12": LabelCoding("PROMISE12", {0: 0, 1: 1}),
 }
 LAYOUTS = {
     "msd05": "Task05_Prostate/imagesTr/prostate_00.nii.gz and Task05_Prostate/labelsTr/prostate_00.nii.gz",
@@ -27,34 +27,30 @@ LAYOUTS = {
 }
 DECATHLON = re.compile(r"(prostate_\d+)\.nii(\.gz)?", re.ASCII)
 PROMISE = re.compile(r"(Case\d+)(_segmentation)?\.(mhd|mha|nrrd|nii|nii\.gz)", re.ASCII)
-# What is of no use to a domain: the other one, images without masks, and what is read along with its header.
+# Files that a domain does not use: the other domain, images without masks, and voxel data of a separate header.
 BESIDE = re.compile(rf"dataset\.json|{DECATHLON.pattern}|{PROMISE.pattern}|Case\d+(_segmentation)?\.z?raw", re.ASCII)
 
 
-def scan(root: Path, domain: str) -> Found:
-    """The cases of a domain below a folder, divided 80 to 20; only headers are read."""
-    if domain not in DOMAINS:
-        raise ValueError(f"there is no domain {domain!r} of the prostate; there are: {', '.join(DOMAINS)}")
-    files = list(visible(root))
+def find_prostate_cases(root: Path, domain: str) -> FoundCases:
+    """Find the cases of a domain below a folder, split 80 to 20; only headers are read."""
+    check_domain(domain, DOMAINS, "prostate")
+    files = list(walk_files(root))
     parts = _msd05(files) if domain == "msd05" else _promise12(files)
-    read = partial(read_labelled, coding=CODINGS[domain], field=FIELD, channel=T2)
-    found = paired(root, files, parts, read, BESIDE)
-    if not found.cases:
-        raise NotThereError(f"{root} holds no image of {domain!r} with a mask; looked for {LAYOUTS[domain]}")
-    return found
+    read = partial(read_labelled_volume, coding=CODINGS[domain], field=FIELD, channel=T2)
+    return pair_cases(root, files, parts, read, BESIDE, f"{domain!r}; looked for {LAYOUTS[domain]}")
 
 
-def _msd05(files: Iterable[Path]) -> Iterator[Part]:
-    """The images to train with; those in imagesTs have no masks."""
+def _msd05(files: Iterable[Path]) -> Iterator[CaseFile]:
+    """Yield the training images and masks; those in imagesTs have no masks."""
     kinds = {"imagesTr": "image", "labelsTr": "label"}
     for path in files:
         if (match := DECATHLON.fullmatch(path.name)) and path.parent.name in kinds:
             yield match[1], kinds[path.parent.name], path
 
 
-def _promise12(files: Iterable[Path]) -> Iterator[Part]:
-    """Images and masks that lie side by side; the challenge's test has cases of the same names, without masks."""
-    folders: dict[Path, list[Part]] = {}
+def _promise12(files: Iterable[Path]) -> Iterator[CaseFile]:
+    """Yield images and masks of the same folder; the challenge's test cases share names but have no masks."""
+    folders: dict[Path, list[CaseFile]] = {}
     for path in files:
         if match := PROMISE.fullmatch(path.name):
             folders.setdefault(path.parent, []).append((match[1], "label" if match[2] else "image", path))

@@ -1,4 +1,4 @@
-// Figures: values at the pointer, at a finger, or at the arrow keys; curves on and off
+// Figures: values at the pointer, touch or arrow keys; legend buttons
 
 const tip = one("#tip");
 let current = null; // the chart whose values are shown
@@ -27,9 +27,9 @@ const mark = (svg, values, stop, rows_) => {
   }
   svg.append(cursor);
 };
-const tell = (chart, at, speak) => {
+const showValues = (chart, at, speak) => {
   hide();
-  const { values, labels, off, samples } = chart.plate;
+  const { values, labels, off, samples } = chart.state;
   const stop = values.stops[at];
   if (!stop) return;
   const shown = stop[3].filter(([number]) => number === null || !off.has(number));
@@ -56,10 +56,10 @@ const nearest = (chart, event) => {
   const box = svg.getBoundingClientRect();
   const scale = svg.viewBox.baseVal.width / box.width;
   const [x, y] = [(event.clientX - box.left) * scale, (event.clientY - box.top) * scale];
-  const { values } = chart.plate;
+  const { values } = chart.state;
   let [best, found] = [Infinity, -1];
   values.stops.forEach((stop, i) => {
-    if (gone(chart.plate, i)) return;
+    if (gone(chart.state, i)) return;
     const far = values.plane ? Math.hypot(stop[0] - x, stop[1] - y) : Math.abs(stop[0] - x);
     if (far < best) [best, found] = [far, i];
   });
@@ -68,65 +68,65 @@ const nearest = (chart, event) => {
 };
 const gone = ({ values, off }, at) => values.stops[at][3].every(([number]) => number !== null && off.has(number));
 const step = (chart, key) => {
-  const { values, at } = chart.plate;
+  const { values, at } = chart.state;
   const last = values.stops.length - 1;
   const moves = { ArrowRight: [at + 1, 1], ArrowLeft: [at - 1, -1], Home: [0, 1], End: [last, -1] };
   if (values.wide) Object.assign(moves, { ArrowDown: [at + values.wide, values.wide], ArrowUp: [at - values.wide, -values.wide] });
   if (!(key in moves)) return null;
   let [next, by] = at < 0 ? moves.Home : moves[key];
-  while (next >= 0 && next <= last && gone(chart.plate, next)) next += by;
+  while (next >= 0 && next <= last && gone(chart.state, next)) next += by;
   return next >= 0 && next <= last ? next : at;
 };
 const wire = (chart) => {
   const point = (event) => {
     const at = nearest(chart, event);
     if (at < 0) hide();
-    else if (at !== chart.plate.at || tip.hidden) {
-      chart.plate.at = at;
-      tell(chart, at, false);
+    else if (at !== chart.state.at || tip.hidden) {
+      chart.state.at = at;
+      showValues(chart, at, false);
     }
   };
   chart.addEventListener("pointermove", point);
   chart.addEventListener("pointerdown", point);
   chart.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
   chart.addEventListener("focus", () => {
-    const { at } = chart.plate;
+    const { at } = chart.state;
     if (!chart.matches(":focus-visible")) return;
-    tell(chart, chart.plate.at = at < 0 || gone(chart.plate, at) ? step(chart, "Home") : at, true);
+    showValues(chart, chart.state.at = at < 0 || gone(chart.state, at) ? step(chart, "Home") : at, true);
   });
   chart.addEventListener("blur", () => { if (current === chart) hide(); });
   chart.addEventListener("keydown", (event) => {
     const at = step(chart, event.key);
     if (at === null) return;
     event.preventDefault();
-    tell(chart, chart.plate.at = at, true);
+    showValues(chart, chart.state.at = at, true);
   });
 };
-for (const plate of all(".plate")) {
-  const { labels, charts } = json(`${plate.id}-values`);
+for (const figure of all(".figure")) {
+  const { labels, charts } = json(`${figure.id}-values`);
   const off = new Set();
-  const samples = all(".keys .sample", plate);
-  all(".chart", plate).forEach((chart, i) => {
-    chart.plate = { values: charts[i], labels, off, samples, at: -1 };
+  const samples = all(".keys .sample", figure);
+  all(".chart", figure).forEach((chart, i) => {
+    chart.state = { values: charts[i], labels, off, samples, at: -1 };
     if (charts[i].stops.length) wire(chart);
   });
-  for (const button of all(".keys button", plate)) {
+  for (const button of all(".keys button", figure)) {
     button.addEventListener("click", () => {
       const number = Number(button.dataset.series);
       const on = off.has(number);
       if (on) off.delete(number);
       else off.add(number);
       button.setAttribute("aria-pressed", String(on));
-      for (const marks of all(`.chart .series[data-series="${number}"]`, plate)) marks.classList.toggle("off", !on);
+      for (const marks of all(`.chart .series[data-series="${number}"]`, figure)) marks.classList.toggle("off", !on);
     });
   }
 }
 
-// Leaving
+// Hiding the values
 
 document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".chart")) hide(); });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-// Focus may scroll a chart into view after its values are shown; they move along.
+// Focus may scroll a chart into view, so the values follow.
 addEventListener("scroll", () => {
   if (!current) return;
   const { top, bottom, left, right } = current.getBoundingClientRect();
@@ -134,6 +134,6 @@ addEventListener("scroll", () => {
   const cursor = one(".cursor", current).getBoundingClientRect();
   const x = cursor.left + cursor.width / 2; // a chart may scroll inside its box
   if ((away && current !== document.activeElement) || x < left || x > right) hide();
-  else tell(current, current.plate.at, false);
+  else showValues(current, current.state.at, false);
 }, { passive: true, capture: true });
 addEventListener("beforeprint", hide);

@@ -31,7 +31,7 @@ theme.addEventListener("click", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", label);
 label();
 
-// Sorting: first the better end, then the other, then as it was
+// Sorting: better end first, then reversed, then the original order
 
 const value = (row, at) => {
   const cell = row.cells[at];
@@ -59,7 +59,7 @@ const sort = (head) => {
   const [first, other] = ends(head);
   const next = { none: first, [first]: other, [other]: "none" }[head.getAttribute("aria-sort")];
   order(head, next);
-  say(next === "none" ? "in the first order" : `sorted by ${head.textContent}, ${next}`);
+  say(next === "none" ? "original order" : `sorted by ${head.textContent}, ${next}`);
 };
 
 // Tables: metric, target, table and method; copying
@@ -104,7 +104,7 @@ const filter = () => {
 const replace = (block, markup) => {
   const name = (head) => `${head.textContent} ${head.dataset.target ?? ""}`;
   const old = one("th[aria-sort$='ending']", block);
-  one(".view", block).innerHTML = markup; // made and escaped with the page
+  one(".view", block).innerHTML = markup; // generated and escaped with the page
   const head = old && all("thead th", block).find((each) => name(each) === name(old));
   if (head) order(head, ends(head)[ends(old).indexOf(old.getAttribute("aria-sort"))]); // the better end stays first
 };
@@ -130,7 +130,7 @@ const copy = async (button) => {
     const field = make("textarea", { value: text, className: "unseen" });
     document.body.append(field);
     field.select();
-    done = document.execCommand("copy"); // where a file may not use the clipboard otherwise
+    done = document.execCommand("copy"); // for file:// pages without clipboard access
     field.remove();
     button.focus({ preventScroll: true });
   }
@@ -143,7 +143,7 @@ one("#choose-metric")?.addEventListener("change", show);
 for (const name of ["#choose-target", "#choose-settings"]) one(name)?.addEventListener("change", filter);
 one("#filter-methods")?.addEventListener("input", filter);
 
-// Runs: the list, and a record behind each row
+// Runs: the list, and the record of each row
 
 const table = one(".runs");
 const rows = table ? [...table.tBodies[0].rows] : [];
@@ -164,9 +164,9 @@ one("#filter-runs")?.addEventListener("input", () => {
   }
   one("#count").textContent = `${wanted.length ? `${left} of ` : ""}${rows.length} run${rows.length === 1 ? "" : "s"}`;
 });
-const [LONG, MANY] = [400, 20]; // letters of a value, and entries of a section, beyond which it is folded
+const [LONG, MANY] = [400, 20]; // longer values and sections are folded
 let stored = null;
-const knobs = (number) => {
+const recordFields = (number) => {
   stored ??= json("runs-data");
   const sections = new Map();
   const add = ([section, ...path], found) => {
@@ -175,23 +175,23 @@ const knobs = (number) => {
     sections.get(inner).push([path.at(-1) ?? section, found]);
   };
   stored.paths.forEach((path, i) => {
-    const at = stored.which[i]?.[number] ?? 0; // no list: all runs have the only value
+    const at = stored.which[i]?.[number] ?? 0; // null: all runs have the same value
     if (at >= 0) add(path, stored.values[i][at]);
   });
   const order = ["record", "settings", "settings: hyper", "chosen", "results", "cost", "settings: source", "environment"];
   const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
   const fold = (summary, ...inside) => make("details", {}, make("summary", {}, summary), ...inside);
-  const entry = ([knob, found]) => {
+  const entry = ([name, found]) => {
     const told = typeof found === "string" ? found : JSON.stringify(found, null, 1).replace(/\s+/g, " ").replace(/(?<=[[{]) | (?=[\]}])/g, "");
     const shown = told.length > LONG ? fold(`${told.slice(0, 30)}…`, make("div", { textContent: told })) : told;
-    return [make("dt", { textContent: knob }), make("dd", { className: told.length > 40 ? "long" : "" }, shown)];
+    return [make("dt", { textContent: name }), make("dd", { className: told.length > 40 ? "long" : "" }, shown)];
   };
   const lists = [...sections].sort(([a], [b]) => rank(a) - rank(b)).map(([name, pairs]) => {
     const title = make("h3", { textContent: name });
     const list = make("dl", {}, ...pairs.flatMap(entry));
     return make("section", {}, ...(pairs.length > MANY ? [fold(title, list)] : [title, list]));
   });
-  return make("div", { className: "knobs" }, ...lists);
+  return make("div", { className: "fields" }, ...lists);
 };
 const unfold = (button) => {
   const row = button.closest("tr");
@@ -199,7 +199,7 @@ const unfold = (button) => {
   const open = button.getAttribute("aria-expanded") !== "true";
   let detail = document.getElementById(name);
   if (!detail) {
-    const cell = make("td", { colSpan: row.cells.length }, knobs(Number(row.dataset.run)));
+    const cell = make("td", { colSpan: row.cells.length }, recordFields(Number(row.dataset.run)));
     detail = make("tr", { id: name, className: "detail" }, cell);
     detail.dataset.of = row.dataset.run;
     row.after(detail);
@@ -209,7 +209,7 @@ const unfold = (button) => {
   button.setAttribute("aria-expanded", String(open));
 };
 
-// Everywhere
+// Buttons and printing
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button");

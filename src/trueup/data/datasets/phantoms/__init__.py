@@ -1,7 +1,7 @@
-"""The embedded benchmarks with masks: eyes, hearts and prostates that are drawn, not photographed or scanned.
+"""Embedded benchmarks with masks: drawn eyes, hearts and prostates.
 
 Everything is made from random numbers in milliseconds; nothing is downloaded. A patient's anatomy does not depend on
-what it is looked at with, so the same one can be drawn in two domains. The cases of two domains share no patient.
+the domain, so it can be drawn in several domains. The cases of two domains share no patient.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from trueup.data.datasets.phantoms import eyes as fundus
 from trueup.data.datasets.phantoms import hearts as cardiac
 from trueup.data.datasets.phantoms import prostates as prostate
-from trueup.data.slices import Case, Volume
+from trueup.data.slices import LabelledCase, Volume
 
-VERSION = "1"  # to be raised with every change of the images, so that old records are told apart
+VERSION = "1"  # raise it with every change of the images, so that old records differ
 DOMAINS = {
     "fundus-sim": ("clinic", "screening", "handheld"),
     "cardiac-sim": ("cine", "lge"),
@@ -23,22 +23,21 @@ DOMAINS = {
 }
 """The domains of each dataset; the first is the usual source."""
 CASES = {"fundus-sim": 160, "cardiac-sim": 24, "prostate-sim": 24}
-"""Of each domain."""
+"""Per domain."""
 SLICES = {"fundus-sim": 1, "cardiac-sim": 8, "prostate-sim": 8}
 
 
-def cases(dataset: str, domain: str) -> list[Case]:
-    """The cases of a domain; always the same ones."""
+def phantom_cases(dataset: str, domain: str) -> list[LabelledCase]:
+    """Return the cases of a domain; always the same."""
     view, count = _place(dataset, domain), CASES[dataset]
     read = partial(_kept, dataset, domain)
-    return [Case(f"{domain}-{i:03d}", SLICES[dataset], partial(read, view * count + i)) for i in range(count)]
+    return [LabelledCase(f"{domain}-{i:03d}", SLICES[dataset], partial(read, view * count + i)) for i in range(count)]
 
 
-def render(dataset: str, domain: str, number: int) -> Volume:
-    """A patient, by number, as a domain shows it; patients are numbered through all domains of a dataset.
+def render_phantom(dataset: str, domain: str, number: int) -> Volume:
+    """Draw a patient in a domain; patients are numbered over all domains of a dataset.
 
-    Anatomy follows from the number alone; light, noise and whatever else is the camera's or the scanner's, from the
-    number and the domain.
+    The anatomy depends on the number only; light, noise and other effects of the camera or scanner on the domain, too.
     """
     view, count = _place(dataset, domain), CASES[dataset]
     if not 0 <= number < count * len(DOMAINS[dataset]):
@@ -47,22 +46,22 @@ def render(dataset: str, domain: str, number: int) -> Volume:
     inside, outside = np.random.default_rng([*key, 0]), np.random.default_rng([*key, 1 + view])
     home = DOMAINS[dataset][number // count]
     if dataset == "fundus-sim":
-        volume = fundus.picture(fundus.anatomy(inside), domain, outside)
+        volume = fundus.photograph_eye(fundus.make_eye(inside), domain, outside)
     elif dataset == "cardiac-sim":
-        volume = cardiac.scan(cardiac.anatomy(inside), domain, outside)
+        volume = cardiac.scan_heart(cardiac.make_heart(inside), domain, outside)
     else:
-        volume = prostate.scan(prostate.anatomy(inside, coil=home == "endorectal"), domain, outside)
+        volume = prostate.scan_prostate(prostate.make_pelvis(inside, coil=home == "endorectal"), domain, outside)
     for array in (volume.image, volume.mask):
         if array is not None:
-            array.setflags(write=False)  # it is kept and handed out again
+            array.setflags(write=False)  # cached and returned again
     return volume
 
 
-_kept = lru_cache(maxsize=1024)(render)
+_kept = lru_cache(maxsize=1024)(render_phantom)
 
 
 def _place(dataset: str, domain: str) -> int:
-    """Which of the dataset's domains it is."""
+    """Return the index of a domain."""
     if dataset not in DOMAINS:
         raise ValueError(f"there is no phantom {dataset!r}; there are: {', '.join(DOMAINS)}")
     if domain not in DOMAINS[dataset]:

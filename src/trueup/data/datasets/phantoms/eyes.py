@@ -1,4 +1,4 @@
-"""Photographs of the optic disc: retina, rim, cup and the vessels that pass over them, by three cameras."""
+"""Phantom photographs of the optic disc: retina, rim, cup and vessels, by three cameras."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.datasets.phantoms import painting
-from trueup.data.datasets.phantoms.painting import Array, Curve, Grid
-from trueup.data.slices import Volume, whole
+from trueup.data.datasets.phantoms.painting import Array, Curve, PixelGrid
+from trueup.data.slices import Volume, full_box
 
 SIZE = 128
 Range = tuple[float, float]
@@ -17,11 +17,11 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Eye:
-    """What is in front of the camera."""
+    """The anatomy of an eye."""
 
     disc: Array
     cup: Array
-    """(128, 128): how far inside each pixel is."""
+    """(128, 128): signed distance to the outline, positive inside."""
     centre: tuple[float, float]
     radius: float
     temporal: int
@@ -29,19 +29,19 @@ class Eye:
     veins: Array
     arteries: Array
     reflex: Array
-    """The light along the middle of the vessels."""
+    """The light reflex along the middle of the vessels."""
     crescent: float
-    """How much of the retina beside the disc has wasted away."""
+    """The amount of atrophy beside the disc."""
 
     @property
     def mask(self) -> NDArray[np.uint8]:
-        """0 background, 1 rim, 2 cup."""
+        """Return 0 background, 1 rim, 2 cup."""
         return (self.disc > 0).astype(np.uint8) + (self.cup > 0).astype(np.uint8)
 
 
 @dataclass(frozen=True)
 class Camera:
-    """From what to what its properties vary between photographs."""
+    """The ranges of a camera's properties over its photographs."""
 
     red: Range = (0.96, 1.04)
     green: Range = (0.94, 1.06)
@@ -88,9 +88,9 @@ CAMERAS = {
 }
 
 
-def anatomy(rng: np.random.Generator) -> Eye:
-    """An eye."""
-    at = painting.grid(SIZE)
+def make_eye(rng: np.random.Generator) -> Eye:
+    """Draw the anatomy of an eye."""
+    at = painting.pixel_grid(SIZE)
     temporal = 1 if rng.random() < 0.5 else -1
     centre = SIZE / 2 + rng.uniform(-9, 9, size=2)
     wide = rng.uniform(23, 33)
@@ -102,7 +102,7 @@ def anatomy(rng: np.random.Generator) -> Eye:
     middle = centre + room * wide * np.array([rng.uniform(-0.4, 0.4), temporal * rng.uniform(-0.2, 0.5)])
     radii = ratio * tall * rng.uniform(0.93, 1.07), ratio * wide * rng.uniform(0.93, 1.1)
     cup = painting.ellipse(at, (middle[0], middle[1]), radii, turn, painting.ripples(rng, 0.05))
-    cup = np.minimum(cup, disc - 1.6)  # some rim is left all round, however large the cup
+    cup = np.minimum(cup, disc - 1.6)  # even the largest cup leaves some rim
     entry = middle - np.array([0.0, temporal * rng.uniform(0.1, 0.4) * radii[1]])
     veins, arteries = (_tree(rng, entry, wide, temporal, vein=vein) for vein in (True, False))
     reflex = [(points, 0.3 * widths) for points, widths in (*veins, *arteries) if widths.max() > 2]
@@ -112,21 +112,21 @@ def anatomy(rng: np.random.Generator) -> Eye:
         (float(centre[0]), float(centre[1])),
         float(wide),
         temporal,
-        painting.draw(SIZE, veins),
-        painting.draw(SIZE, arteries),
-        painting.draw(SIZE, reflex),
+        painting.draw_curves(SIZE, veins),
+        painting.draw_curves(SIZE, arteries),
+        painting.draw_curves(SIZE, reflex),
         float(max(0.0, rng.uniform(-0.8, 0.8))),
     )
 
 
 def _tree(rng: np.random.Generator, entry: Array, radius: float, temporal: int, *, vein: bool) -> list[Curve]:
-    """The vessels of one kind: two trunks up and two down, their branches, and twigs towards the temple."""
+    """Draw arteries or veins: two trunks up and two down, branches, and twigs towards the temple."""
     curves: list[Curve] = []
     for down in (-1, 1):
         start = entry + rng.normal(0, 0.1 * radius, size=2) - [0.15 * down * radius, 0]
         stem = start + radius * np.array([down * rng.uniform(0.5, 0.9), -temporal * rng.uniform(-0.1, 0.3)])
         for side in (temporal, -temporal):
-            # The arcades bend round the macula; on the nasal side vessels run straighter.
+            # The arcades bend around the macula; nasal vessels are straighter.
             angle = rng.uniform(0.55, 1.25) if side == temporal else rng.uniform(0.35, 1.15)
             end = start + 95 * np.array([down * np.sin(angle), side * np.cos(angle)])
             early = radius * np.array([down * rng.uniform(1.2, 1.9), side * rng.uniform(-0.1, 0.6)])
@@ -142,16 +142,16 @@ def _tree(rng: np.random.Generator, entry: Array, radius: float, temporal: int, 
 
 
 def _vessel(rng: np.random.Generator, corners: Array, width: float, thin: float) -> Curve:
-    """A curve that winds a little and thins out, to a part of its width."""
+    """Draw a curve that winds a little and thins out to a fraction of its width."""
     points = painting.bezier(corners)
     t = np.linspace(0, 1, len(points))
     sway = rng.uniform(0.3, 1.6) * np.sin(rng.uniform(6, 14) * t + rng.uniform(0, 6)) * np.minimum(1, 3 * t)
-    rise = np.minimum(1, 0.3 + 7 * t)  # it comes up out of the cup, or out of another vessel
+    rise = np.minimum(1, 0.3 + 7 * t)  # it emerges from the cup or from another vessel
     return points + painting.normals(points) * sway[:, None], width * rise * (1 - (1 - thin) * t)
 
 
 def _branches(rng: np.random.Generator, trunk: Curve, radius: float) -> list[Curve]:
-    """Vessels that leave a trunk sideways, about half as wide."""
+    """Draw branches of a trunk, about half as wide."""
     points, widths = trunk
     curves: list[Curve] = []
     for _ in range(int(rng.integers(1, 4))):
@@ -166,15 +166,15 @@ def _branches(rng: np.random.Generator, trunk: Curve, radius: float) -> list[Cur
     return curves
 
 
-def picture(eye: Eye, domain: str, rng: np.random.Generator) -> Volume:
-    """The eye through a camera."""
+def photograph_eye(eye: Eye, domain: str, rng: np.random.Generator) -> Volume:
+    """Photograph an eye with the camera of a domain."""
     image = painting.to_uint8(_photograph(_scene(eye, rng), CAMERAS[domain], rng))
-    return Volume(image[None], eye.mask[None], (1.0, 1.0, 1.0), whole(SIZE, SIZE))
+    return Volume(image[None], eye.mask[None], (1.0, 1.0, 1.0), full_box(SIZE, SIZE))
 
 
 def _scene(eye: Eye, rng: np.random.Generator) -> Array:
-    """The colours of the eye in even light, (128, 128, 3)."""
-    at = painting.grid(SIZE)
+    """Return the colours of the eye in even light, (128, 128, 3)."""
+    at = painting.pixel_grid(SIZE)
     pale = rng.uniform(0, 1)  # from a dark retina to a light one
     scene = np.empty((SIZE, SIZE, 3))
     scene[:] = np.array([0.62, 0.27, 0.11]) + pale * np.array([0.16, 0.13, 0.08])
@@ -187,10 +187,10 @@ def _scene(eye: Eye, rng: np.random.Generator) -> Array:
     return scene
 
 
-def _disc(scene: Array, eye: Eye, at: Grid, rng: np.random.Generator) -> None:
-    """The rim, pink with nerve fibres, and the cup, pale with pores, which may fall off gently or steeply."""
+def _disc(scene: Array, eye: Eye, at: PixelGrid, rng: np.random.Generator) -> None:
+    """Paint the rim, pink with nerve fibres, and the cup, pale with pores, with a gentle or steep slope."""
     down, across = at[0] - eye.centre[0], at[1] - eye.centre[1]
-    # The nasal edge is the less sharp one, the temporal rim the paler.
+    # The nasal edge is blurrier, the temporal rim paler.
     aside = eye.temporal * np.clip(across / eye.radius, -1, 1)
     warm = rng.uniform(-1, 1)
     rim = rng.uniform(0.94, 1.06) * np.array([0.90, 0.58 + 0.05 * warm, 0.32 + 0.06 * warm])
@@ -205,8 +205,8 @@ def _disc(scene: Array, eye: Eye, at: Grid, rng: np.random.Generator) -> None:
     scene *= 1 + (0.03 * slope * pores)[..., None]
 
 
-def _texture(eye: Eye, at: Grid, rng: np.random.Generator) -> Array:
-    """Choroid in patches, and nerve fibres that run away from the disc and shine above and below it."""
+def _texture(eye: Eye, at: PixelGrid, rng: np.random.Generator) -> Array:
+    """Return patches of choroid, and nerve fibres that shine above and below the disc."""
     shape = (SIZE, SIZE)
     choroid = rng.uniform(0.02, 0.07) * painting.smooth_noise(rng, shape, (14, 14))
     grain = 0.02 * painting.smooth_noise(rng, shape, (50, 50))
@@ -227,8 +227,8 @@ def _vessels(scene: Array, eye: Eye, rng: np.random.Generator) -> None:
 
 
 def _photograph(scene: Array, camera: Camera, rng: np.random.Generator) -> Array:
-    """What a camera makes of a scene: light, colours, glare, focus, haze, contrast, noise."""
-    at = painting.grid(SIZE)
+    """Apply a camera to a scene: light, colours, glare, focus, haze, contrast, noise."""
+    at = painting.pixel_grid(SIZE)
     light = rng.uniform(*camera.light) * painting.tilt(at, rng.uniform(0, 2 * np.pi), rng.uniform(*camera.tilt))
     middle = SIZE / 2 + rng.uniform(-20, 20, size=2)
     light = light * painting.vignette(at, (middle[0], middle[1]), rng.uniform(*camera.vignette))
@@ -240,13 +240,13 @@ def _photograph(scene: Array, camera: Camera, rng: np.random.Generator) -> Array
     image = np.clip(image, 0, 1) ** rng.uniform(*camera.gamma)
     mean = image.mean(axis=(0, 1))
     image = mean + rng.uniform(*camera.contrast) * (image - mean)
-    # Film and sensors disturb brightness more than colour.
+    # Sensor noise affects brightness more than colour.
     grain = rng.normal(size=(SIZE, SIZE, 4))
     return np.asarray(image + rng.uniform(*camera.noise) * (0.8 * grain[..., 3:] + 0.6 * grain[..., :3]))
 
 
-def _glare(at: Grid, strength: float, rng: np.random.Generator) -> Array:
-    """Stray light from the edge of the lens: a soft crescent that comes in from one side."""
+def _glare(at: PixelGrid, strength: float, rng: np.random.Generator) -> Array:
+    """Return stray light of the lens edge: a soft crescent from one side."""
     angle = rng.uniform(0, 2 * np.pi)
     centre = SIZE / 2 + rng.uniform(75, 100) * np.sin(angle), SIZE / 2 + rng.uniform(75, 100) * np.cos(angle)
     far = np.hypot(at[0] - centre[0], at[1] - centre[1])

@@ -1,4 +1,4 @@
-"""Short-axis stacks of the heart, base first and apex last, as two sequences of a scanner show them."""
+"""Phantom short-axis stacks of the heart, base first and apex last, in two MRI sequences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.datasets.phantoms import painting
-from trueup.data.datasets.phantoms.painting import Array, Grid, Place
-from trueup.data.slices import Volume, whole, window
+from trueup.data.datasets.phantoms.painting import Array, PerSlice, PixelGrid
+from trueup.data.slices import Volume, full_box, window_to_uint8
 
 SIZE, SLICES = 96, 8
 SPACING = (8.0, 1.8, 1.8)
@@ -17,23 +17,23 @@ SPACING = (8.0, 1.8, 1.8)
 
 @dataclass(frozen=True)
 class Heart:
-    """What lies in the scanner: how far inside each outline pixels are, (8, 96, 96)."""
+    """The anatomy of a heart: signed distances to outlines, positive inside, (8, 96, 96)."""
 
     left: Array
     """The cavity of the left ventricle."""
     outer: Array
-    """The same with its wall."""
+    """The left ventricle with its wall."""
     right: Array
     """The cavity of the right ventricle, which ends before the last slice."""
     muscles: Array
-    """How much of each pixel is papillary muscle; labels count it as cavity."""
+    """The share of papillary muscle in each pixel; labels count it as cavity."""
     scar: Array
-    """How much of each pixel is scar."""
+    """The share of scar in each pixel."""
     organs: dict[str, Array]
 
     @property
     def mask(self) -> NDArray[np.uint8]:
-        """0 background, 1 right ventricle, 2 myocardium, 3 left ventricle."""
+        """Return 0 background, 1 right ventricle, 2 myocardium, 3 left ventricle."""
         mask = (self.right > 0).astype(np.uint8)
         mask[self.outer > 0] = 2
         mask[self.left > 0] = 3
@@ -41,8 +41,8 @@ class Heart:
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """How bright tissues are, and what the scanner does to them."""
+class MriSequence:
+    """The brightness of tissues, and the scanner's effects."""
 
     blood: float
     muscle: float
@@ -51,14 +51,14 @@ class Sequence:
     liver: float
     lung: float
     spread: float
-    """How much brightness differs between patients, as a part of it."""
+    """The relative spread of brightness between patients."""
     bias: float
     blur: float
     noise: float
 
 
 SEQUENCES = {
-    "cine": Sequence(
+    "cine": MriSequence(
         blood=0.85,
         muscle=0.30,
         scar=0.30,
@@ -70,7 +70,7 @@ SEQUENCES = {
         blur=0.5,
         noise=0.02,
     ),
-    "lge": Sequence(
+    "lge": MriSequence(
         blood=0.50,
         muscle=0.10,
         scar=0.85,
@@ -85,9 +85,9 @@ SEQUENCES = {
 }
 
 
-def anatomy(rng: np.random.Generator) -> Heart:
-    """A heart somewhere between full and empty, and its neighbours."""
-    at = painting.grid(SIZE)
+def make_heart(rng: np.random.Generator) -> Heart:
+    """Draw a heart at a random phase of the beat, and its neighbours."""
+    at = painting.pixel_grid(SIZE)
     z = np.linspace(0, 1, SLICES)[:, None, None]
     emptied = rng.uniform(0, 1)
     taper = np.sqrt(1 - (rng.uniform(0.88, 0.94) * z) ** 2)
@@ -110,9 +110,9 @@ def anatomy(rng: np.random.Generator) -> Heart:
 
 
 def _right(
-    rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, Place], thick: Array, outer: Array
+    rng: np.random.Generator, at: PixelGrid, z: Array, centre: tuple[PerSlice, PerSlice], thick: Array, outer: Array
 ) -> Array:
-    """A crescent that leans on the septum, to the left in the image and rather above."""
+    """Draw the right ventricle: a crescent at the septum, on the upper left of the image."""
     angle = np.pi + rng.uniform(-0.1, 0.6)
     size = np.sqrt(np.clip(1 - (z / rng.uniform(0.93, 1.1)) ** 2, 0.02, 1))
     away = thick * (0.75 + 0.3 * size)
@@ -124,8 +124,10 @@ def _right(
     return right
 
 
-def _papillary(rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, Place], cavity: Array) -> Array:
-    """Two muscles that stand in the cavity, most of all halfway down."""
+def _papillary(
+    rng: np.random.Generator, at: PixelGrid, z: Array, centre: tuple[PerSlice, PerSlice], cavity: Array
+) -> Array:
+    """Draw the two papillary muscles in the cavity, largest halfway down."""
     amount = np.zeros((SLICES, SIZE, SIZE))
     for angle in (rng.uniform(-0.3, 0.4), rng.uniform(1.3, 2.0)):
         away = rng.uniform(0.5, 0.68) * cavity
@@ -137,9 +139,9 @@ def _papillary(rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place
 
 
 def _scar(
-    rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, Place], left: Array, outer: Array
+    rng: np.random.Generator, at: PixelGrid, z: Array, centre: tuple[PerSlice, PerSlice], left: Array, outer: Array
 ) -> Array:
-    """A wedge of the wall that begins at the cavity, in four patients of five."""
+    """Draw a scar, a wedge of the wall from the cavity outwards, in four of five patients."""
     middle, half, deep = rng.uniform(-np.pi, np.pi), rng.uniform(0.3, 0.9), rng.uniform(0.4, 1.1)
     level, tall, present = rng.uniform(0.2, 0.9), rng.uniform(0.15, 0.4), rng.random() < 0.8
     angle = np.arctan2(at[0] - centre[0], at[1] - centre[1])
@@ -150,10 +152,10 @@ def _scar(
     return np.asarray(present * wedge * np.clip((deep - depth) / 0.2 + 0.5, 0, 1) * wall)
 
 
-def _organs(rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, Place]) -> dict[str, Array]:
-    """What lies around the heart. Liver and stomach come up towards the apex; the right atrium is seen at the base."""
+def _organs(rng: np.random.Generator, at: PixelGrid, z: Array, centre: tuple[PerSlice, PerSlice]) -> dict[str, Array]:
+    """Draw the organs around the heart: liver and stomach rise towards the apex, the right atrium is at the base."""
 
-    def organ(down: Place, across: Place, tall: Place, wide: Place, turn: float = 0.0) -> Array:
+    def organ(down: PerSlice, across: PerSlice, tall: PerSlice, wide: PerSlice, turn: float = 0.0) -> Array:
         move = rng.uniform(-3, 3, size=2)
         return painting.ellipse(at, (down + move[0], across + move[1]), (tall, wide), turn, painting.ripples(rng, 0.05))
 
@@ -168,17 +170,17 @@ def _organs(rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, P
     }
 
 
-def scan(heart: Heart, domain: str, rng: np.random.Generator) -> Volume:
-    """The heart as a sequence shows it."""
+def scan_heart(heart: Heart, domain: str, rng: np.random.Generator) -> Volume:
+    """Scan a heart with the sequence of a domain."""
     how = SEQUENCES[domain]
     image = _signal(heart, how, rng)
     image = painting.blur(image * painting.bias_field(rng, image.shape, how.bias), how.blur * rng.uniform(0.8, 1.2))
     image = painting.rician(rng, image, how.noise * rng.uniform(0.7, 1.3))
-    return Volume(window(image)[..., None], heart.mask, SPACING, whole(SIZE, SIZE))
+    return Volume(window_to_uint8(image)[..., None], heart.mask, SPACING, full_box(SIZE, SIZE))
 
 
-def _signal(heart: Heart, how: Sequence, rng: np.random.Generator) -> Array:
-    """What each tissue sends back, (8, 96, 96)."""
+def _signal(heart: Heart, how: MriSequence, rng: np.random.Generator) -> Array:
+    """Return the signal of each tissue, (8, 96, 96)."""
     blood, muscle, scar, fat, liver, lung = (
         value * (1 + how.spread * rng.normal())
         for value in (how.blood, how.muscle, how.scar, how.fat, how.liver, how.lung)
@@ -200,7 +202,7 @@ def _signal(heart: Heart, how: Sequence, rng: np.random.Generator) -> Array:
 
 
 def _surround(image: Array, organs: dict[str, Array], tissue: tuple[float, float, float, float], clouds: Array) -> None:
-    """Chest wall, liver, stomach, spine and aorta, onto an image of lungs."""
+    """Paint chest wall, liver, stomach, spine and aorta over the lungs."""
     blood, muscle, fat, liver = tissue
     painting.paint(image, painting.cover(organs["liver"], 1.5), liver * (1 + 0.08 * clouds))
     painting.paint(image, painting.cover(organs["stomach"], 1.5), 0.8 * liver * (1 + 0.3 * clouds))

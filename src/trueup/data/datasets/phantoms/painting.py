@@ -1,8 +1,8 @@
-"""Drawing for the phantoms: outlines, smooth noise, light that falls unevenly, the noise of scanners.
+"""Drawing functions of the phantoms: outlines, smooth noise, uneven light, scanner noise.
 
-An outline is given by the distance of each pixel to it along the ray from its middle, positive inside. Sharp masks,
-soft edges and walls all follow from that one array, so nothing has to be drawn larger and reduced. Arrays may be (H, W)
-or, for stacks, (Z, H, W), with whatever varies over slices as (Z, 1, 1).
+An outline is an array of signed distances along the ray from its centre, positive inside. Sharp masks, soft edges and
+walls all follow from it, without supersampling. Arrays are (H, W) or, for stacks, (Z, H, W); values that vary over
+slices are (Z, 1, 1).
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 Array = NDArray[np.float64]
-Place = float | Array
-Grid = tuple[Array, Array]  # down and across
-Curve = tuple[Array, Array]  # (N, 2): down and across; (N,): how wide
-Ripples = NDArray[np.complex128]  # (4,): of two to five waves
+PerSlice = float | Array
+PixelGrid = tuple[Array, Array]  # down and across
+Curve = tuple[Array, Array]  # points (N, 2), down and across; widths (N,)
+Ripples = NDArray[np.complex128]  # (4,): two to five waves
 FAR = 1000.0  # pixels
-FINER = 4  # how many times finer curves are drawn than pixels are
+FINER = 4  # supersampling of curves
 
 
-def grid(size: int) -> Grid:
-    """Down and across of each pixel, (size, 1) and (1, size)."""
+def pixel_grid(size: int) -> PixelGrid:
+    """Return the row and column of each pixel, (size, 1) and (1, size)."""
     axis = np.arange(size, dtype=np.float64)
     return axis[:, None], axis[None, :]
 
 
 def ripples(rng: np.random.Generator, strength: float) -> Ripples:
-    """A random departure from the ellipse: size and phase of two to five waves around it. Ripples may be added up."""
+    """Draw a random deviation from an ellipse: amplitude and phase of two to five waves. Ripples can be added."""
     waves = np.arange(2, 6)
     sizes = strength * rng.normal(size=len(waves)) / (waves - 1)
     return np.asarray(sizes * np.exp(1j * rng.uniform(0, 2 * np.pi, size=len(waves))))
 
 
 def ellipse(
-    at: Grid, centre: tuple[Place, Place], radii: tuple[Place, Place], turn: float = 0.0, wobble: Ripples | None = None
+    at: PixelGrid,
+    centre: tuple[PerSlice, PerSlice],
+    radii: tuple[PerSlice, PerSlice],
+    turn: float = 0.0,
+    wobble: Ripples | None = None,
 ) -> Array:
-    """How far inside an ellipse each pixel is. Centre and radii go down and across; one below half a pixel is none."""
+    """Return signed distances to an ellipse. Centre and radii are (down, across); below half a pixel it is empty."""
     down, across = at[0] - centre[0], at[1] - centre[1]
     v = (np.cos(turn) * down - np.sin(turn) * across) / radii[0]
     u = (np.sin(turn) * down + np.cos(turn) * across) / radii[1]
     ratio = np.hypot(u, v) + 1e-9
-    edge: Place = 1.0
+    edge: PerSlice = 1.0
     if wobble is not None:
         around = (u + 1j * v) / ratio
         waves = wobble[3] * around
@@ -56,75 +60,75 @@ def ellipse(
     return np.where(np.minimum(*radii) < 0.5, -FAR, ray * (edge - ratio))
 
 
-def cover(distance: Array, soft: Place = 1.0) -> Array:
-    """How much of each pixel lies inside, with an edge that is `soft` pixels wide."""
+def cover(distance: Array, soft: PerSlice = 1.0) -> Array:
+    """Return the share of each pixel inside, with an edge `soft` pixels wide."""
     ramp = np.clip(0.5 + distance / soft, 0, 1)
     return np.asarray(ramp * ramp * (3 - 2 * ramp))
 
 
-def paint(canvas: Array, amount: Array, value: Place | Sequence[float]) -> None:
-    """Lay a value, or a colour, over a canvas, as thick as `amount` says."""
+def paint(canvas: Array, amount: Array, value: PerSlice | Sequence[float]) -> None:
+    """Blend a value or colour into a canvas with opacity `amount`."""
     colour = np.asarray(value, dtype=np.float64)
     alpha = amount[..., None] if canvas.shape[-1] == 3 else amount
     canvas += alpha * (colour - canvas)
 
 
 def smooth_noise(rng: np.random.Generator, shape: tuple[int, ...], cells: tuple[int, ...]) -> Array:
-    """Clouds with mean 0 and spread 1: so many independent cells along each axis, and nothing sharp in between."""
+    """Return smooth noise with mean 0 and std 1, with `cells` independent cells along each axis."""
     noise = rng.normal(size=cells)
     for size, count in zip(shape, cells, strict=True):
-        # The axes take turns and end in order. A matrix product would be faster, and not the same for any thread count.
+        # The axes rotate back into order. A matrix product would be faster but depend on the number of threads.
         noise = np.einsum("a...,sa->...s", noise, _spread(size, count))
     return np.asarray((noise - noise.mean()) / noise.std())
 
 
 @cache
 def _spread(size: int, count: int) -> Array:
-    """(size, count): how much each pixel takes from each cell."""
+    """Return the weight of each cell in each pixel, (size, count)."""
     cells = np.linspace(0, count - 1, size)[:, None] - np.arange(count)[None, :]
     weights = np.exp(-0.5 * (cells / 0.6) ** 2)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def bias_field(rng: np.random.Generator, shape: tuple[int, ...], strength: float) -> Array:
-    """What the coils of a scanner multiply an image with: smooth, about 1."""
+    """Return the smooth gain of a scanner's coils, about 1."""
     cells = (2, 3, 3)[-len(shape) :]
     return np.asarray(np.exp(strength * smooth_noise(rng, shape, cells)))
 
 
 def rician(rng: np.random.Generator, image: Array, strength: float) -> Array:
-    """The magnitude of a complex signal with noise in both parts: what is dark comes out grey."""
+    """Add Rician noise: the magnitude of a complex signal with noise in both parts; black becomes grey."""
     noise = strength * rng.normal(size=(2, *image.shape))
     return np.asarray(np.hypot(image + noise[0], noise[1]))
 
 
-def tilt(at: Grid, angle: float, strength: float) -> Array:
-    """Light that falls from one side: from 1 - strength to 1 + strength over the image, about 1 in the middle."""
+def tilt(at: PixelGrid, angle: float, strength: float) -> Array:
+    """Return light from one side: 1 - strength to 1 + strength over the image."""
     half = at[0].size / 2
     return np.asarray(1 + strength * (np.sin(angle) * (at[0] / half - 1) + np.cos(angle) * (at[1] / half - 1)))
 
 
-def vignette(at: Grid, centre: tuple[float, float], strength: float) -> Array:
-    """Light that fades away from a centre: 1 there, 1 - strength at a distance of half the image."""
+def vignette(at: PixelGrid, centre: tuple[float, float], strength: float) -> Array:
+    """Return light that fades from 1 at a centre to 1 - strength at half the image size."""
     far = ((at[0] - centre[0]) ** 2 + (at[1] - centre[1]) ** 2) / (at[0].size / 2) ** 2
     return np.asarray(1 / (1 + strength / (1 - strength) * far))
 
 
 def blur(image: Array, sigma: float) -> Array:
-    """Out of focus, in the plane; the last axis of (H, W, 3) holds colours, the first of (Z, H, W) slices."""
+    """Blur (H, W, 3) or (Z, H, W) in the plane."""
     sigmas = (sigma, sigma, 0.0) if image.shape[-1] == 3 else (0.0, sigma, sigma)
     return np.asarray(ndimage.gaussian_filter(image, sigmas, mode="nearest", truncate=3))
 
 
 def bezier(corners: Array, count: int = 20) -> Array:
-    """Points (count, 2) of the cubic curve with these four corners."""
+    """Return points (count, 2) of the cubic Bézier curve with these four control points."""
     t = np.linspace(0, 1, count)[:, None]
     s = 1 - t
     return np.asarray(s**3 * corners[0] + 3 * s**2 * t * corners[1] + 3 * s * t**2 * corners[2] + t**3 * corners[3])
 
 
 def normals(points: Array) -> Array:
-    """The unit vector across a curve at each of its points."""
+    """Return the unit normal of a curve at each point."""
     along = np.empty_like(points)
     along[1:-1] = points[2:] - points[:-2]
     along[0], along[-1] = points[1] - points[0], points[-1] - points[-2]
@@ -132,8 +136,8 @@ def normals(points: Array) -> Array:
     return np.asarray(across / (np.hypot(along[:, :1], along[:, 1:]) + 1e-9))
 
 
-def draw(size: int, curves: Iterable[Curve]) -> Array:
-    """How much of each pixel the curves cover."""
+def draw_curves(size: int, curves: Iterable[Curve]) -> Array:
+    """Return the share of each pixel that the curves cover."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (FINER * size, FINER * size))
@@ -146,5 +150,5 @@ def draw(size: int, curves: Iterable[Curve]) -> Array:
 
 
 def to_uint8(image: Array) -> NDArray[np.uint8]:
-    """Values from 0 to 1 as bytes."""
+    """Convert values from 0 to 1 to uint8."""
     return np.asarray(np.clip(255 * image + 0.5, 0, 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Axial stacks of the prostate, apex first and bladder last, with a coil on the body or in the rectum."""
+"""Phantom axial stacks of the prostate, apex first and bladder last, with a body or an endorectal coil."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.datasets.phantoms import painting
-from trueup.data.datasets.phantoms.painting import Array, Grid, Place
-from trueup.data.slices import Volume, whole, window
+from trueup.data.datasets.phantoms.painting import Array, PerSlice, PixelGrid
+from trueup.data.slices import Volume, full_box, window_to_uint8
 
 SIZE, SLICES = 96, 8
 SPACING = (3.5, 1.2, 1.2)
@@ -17,7 +17,7 @@ SPACING = (3.5, 1.2, 1.2)
 
 @dataclass(frozen=True)
 class Pelvis:
-    """What lies in the scanner: how far inside each outline pixels are, (8, 96, 96)."""
+    """The anatomy of a pelvis: signed distances to outlines, positive inside, (8, 96, 96)."""
 
     gland: Array
     central: Array
@@ -29,20 +29,20 @@ class Pelvis:
     vesicles: Array
     muscles: Array
     bones: Array
-    coil: tuple[Place, Place]
-    """Where the middle of the rectum is, slice by slice."""
+    coil: tuple[PerSlice, PerSlice]
+    """The middle of the rectum in each slice."""
     filled: float
-    """From 0, a rectum with gas, to 1, one with stool."""
+    """From 0 (gas) to 1 (stool): the content of the rectum."""
 
     @property
     def mask(self) -> NDArray[np.uint8]:
-        """0 background, 1 gland."""
+        """Return 0 background, 1 gland."""
         return (self.gland > 0).astype(np.uint8)
 
 
 @dataclass(frozen=True)
-class Setup:
-    """How bright tissues are, and what the scanner does to them."""
+class CoilSetup:
+    """The brightness of tissues, and the effects of scanner and coil."""
 
     central: float
     peripheral: float
@@ -51,16 +51,16 @@ class Setup:
     urine: float
     bone: float
     spread: float
-    """How much brightness differs between patients, as a part of it."""
+    """The relative spread of brightness between patients."""
     bias: float
     coil: float
-    """How much brighter it is at the rectum than far away."""
+    """The gain in brightness at the rectum."""
     blur: float
     noise: float
 
 
 SETUPS = {
-    "body-coil": Setup(
+    "body-coil": CoilSetup(
         central=0.42,
         peripheral=0.72,
         muscle=0.17,
@@ -73,7 +73,7 @@ SETUPS = {
         blur=0.6,
         noise=0.025,
     ),
-    "endorectal": Setup(
+    "endorectal": CoilSetup(
         central=0.34,
         peripheral=0.56,
         muscle=0.22,
@@ -89,11 +89,11 @@ SETUPS = {
 }
 
 
-def anatomy(rng: np.random.Generator, *, coil: bool) -> Pelvis:
-    """A prostate and its neighbours. A coil in the rectum fills it, and presses the gland flat."""
-    at = painting.grid(SIZE)
+def make_pelvis(rng: np.random.Generator, *, coil: bool) -> Pelvis:
+    """Draw a prostate and its neighbours. An endorectal coil fills the rectum and flattens the gland."""
+    at = painting.pixel_grid(SIZE)
     z = np.linspace(-1, 1, SLICES)[:, None, None]
-    # The gland ends at about the first and the last slice, seldom beyond.
+    # The gland ends near the first and the last slice, rarely beyond.
     size = np.sqrt(np.clip(1 - ((z - rng.uniform(-0.03, 0.03)) / rng.uniform(0.92, 1.01)) ** 2, 1e-4, 1))
     wide, tall = rng.uniform(18, 24), rng.uniform(14, 19)
     radius, flat = rng.uniform(6, 10), rng.uniform(0.65, 1.0)
@@ -117,15 +117,15 @@ def anatomy(rng: np.random.Generator, *, coil: bool) -> Pelvis:
 
 
 def _neighbours(
-    rng: np.random.Generator, at: Grid, z: Array, centre: tuple[Place, Place], wide: float
+    rng: np.random.Generator, at: PixelGrid, z: Array, centre: tuple[PerSlice, PerSlice], wide: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Bladder, seminal vesicles, muscles and bones; all but the first on both sides."""
+    """Draw bladder, seminal vesicles, muscles and bones; all but the first on both sides."""
 
-    def organ(down: Place, across: Place, tall: Place, wide: Place, turn: float = 0.0) -> Array:
+    def organ(down: PerSlice, across: PerSlice, tall: PerSlice, wide: PerSlice, turn: float = 0.0) -> Array:
         move = rng.uniform(-2, 2, size=2)
         return painting.ellipse(at, (down + move[0], across + move[1]), (tall, wide), turn, painting.ripples(rng, 0.04))
 
-    def pair(down: Place, aside: Place, tall: Place, wide: Place, turn: float) -> Array:
+    def pair(down: PerSlice, aside: PerSlice, tall: PerSlice, wide: PerSlice, turn: float) -> Array:
         return np.maximum(*(organ(down, centre[1] + side * aside, tall, wide, side * turn) for side in (-1, 1)))
 
     fill = np.sqrt(np.clip((z - rng.uniform(0.3, 0.6)) / 0.6, 1e-4, 2))
@@ -140,20 +140,20 @@ def _neighbours(
     return bladder, vesicles, muscles, np.maximum(bones, organ(98 - 3 * z, 48, 7, 9))
 
 
-def scan(pelvis: Pelvis, domain: str, rng: np.random.Generator) -> Volume:
-    """The prostate as a scanner with one coil or the other shows it."""
+def scan_prostate(pelvis: Pelvis, domain: str, rng: np.random.Generator) -> Volume:
+    """Scan a prostate with the coil of a domain."""
     how = SETUPS[domain]
     image = _signal(pelvis, how, rng)
-    at = painting.grid(SIZE)
+    at = painting.pixel_grid(SIZE)
     far = np.hypot(at[0] - pelvis.coil[0] + 4, at[1] - pelvis.coil[1]) / rng.uniform(20, 26)
     light = painting.bias_field(rng, image.shape, how.bias) * (1 + how.coil * rng.uniform(0.7, 1.3) / (1 + far**3))
     image = painting.blur(image * light, how.blur * rng.uniform(0.8, 1.2))
     image = painting.rician(rng, image, how.noise * rng.uniform(0.7, 1.3))
-    return Volume(window(image)[..., None], pelvis.mask, SPACING, whole(SIZE, SIZE))
+    return Volume(window_to_uint8(image)[..., None], pelvis.mask, SPACING, full_box(SIZE, SIZE))
 
 
-def _signal(pelvis: Pelvis, how: Setup, rng: np.random.Generator) -> Array:
-    """What each tissue sends back, (8, 96, 96)."""
+def _signal(pelvis: Pelvis, how: CoilSetup, rng: np.random.Generator) -> Array:
+    """Return the signal of each tissue, (8, 96, 96)."""
     central, peripheral, muscle, fat, urine, bone = (
         value * (1 + how.spread * rng.normal())
         for value in (how.central, how.peripheral, how.muscle, how.fat, how.urine, how.bone)

@@ -1,97 +1,17 @@
-"""Judges against plain loops over pixels: masks lie on the image as it is on disk, and a case is a case."""
+"""The scorer of masks against plain loops over pixels: masks lie on the image as it is on disk."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import scans
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from toy_masks import STRUCTURES, brute, case, domain, judged, near, random_masks, sure
 
-from trueup.bench.scorers import ClassJudge, MaskJudge
-from trueup.data.domains import ArrayDomain
+from trueup.bench.scorers import MaskScorer
 from trueup.data.loading import ConcatDomains
-from trueup.data.slices import Box, Case, SliceDomain, Volume, whole
-
-STRUCTURES = {"all": (1, 2), "core": (2,)}
-Masks = dict[str, NDArray[np.bool_]]
-
-
-def sure(mask: Any, channels: int = 3) -> Tensor:
-    """Logits (C, H, W) of somebody who is certain of a mask."""
-    return 40 * torch.nn.functional.one_hot(torch.as_tensor(np.asarray(mask, dtype=np.int64)), channels).movedim(-1, 0)
-
-
-def case(name: str, mask: Any, box: Box | None = None, spacing: tuple[float, float, float] = (3.0, 1.0, 1.0)) -> Case:
-    masks = np.asarray(mask, dtype=np.uint8)
-    image = np.zeros((*masks.shape, 1), dtype=np.uint8)
-    made = Volume(image, masks, spacing, box or whole(*masks.shape[1:]))
-    return Case(name, len(masks), lambda: made)
-
-
-def domain(name: str, *cases: Case) -> SliceDomain:
-    return SliceDomain(name, cases)
-
-
-def judged(place: ConcatDomains, answers: dict[int, Any], **options: Any) -> dict[str, Any]:
-    """What a judge says of answers to some slices, which come two by two."""
-    judge = MaskJudge(place, options.pop("structures", STRUCTURES), **options)
-    order = list(answers)
-    for start in range(0, len(order), 2):
-        at = order[start : start + 2]
-        judge.take(torch.stack([torch.as_tensor(answers[i]).float() for i in at]), np.array(at))
-    results = judge.results()
-    assert results["images"] == len(order)
-    return results
-
-
-def random_masks(seed: int, *shape: int) -> NDArray[np.uint8]:
-    """Masks with blocks, so that all classes have a surface and an inside."""
-    rng = np.random.default_rng(seed)
-    small = rng.integers(0, 3, size=(shape[0], *(-(-n // 3) for n in shape[1:])))
-    return np.kron(small, np.ones((1, 3, 3), np.uint8))[:, : shape[1], : shape[2]].astype(np.uint8)
-
-
-def brute(found: NDArray[np.uint8], truth: NDArray[np.uint8], spacing: tuple[float, ...]) -> dict[str, Any]:
-    """Dice, HD95 and ASSD of each structure, pixel by pixel and pair by pair."""
-    result = {}
-    for name, part in STRUCTURES.items():
-        a, b = np.isin(found, part), np.isin(truth, part)
-        if len(a) == 1:
-            a, b, steps = a[0], b[0], spacing[1:]
-        else:
-            steps = spacing
-        edges = [[p for p in map(tuple, np.argwhere(m)) if outside(m, p)] for m in (a, b)]
-        away = [[min(far(p, q, steps) for q in other) for p in one] for one, other in (edges, edges[::-1]) if other]
-        hd95 = assd = None
-        if all(edges):
-            hd95 = max(float(np.percentile(d, 95)) for d in away)
-            assd = sum(map(sum, away)) / sum(map(len, away))
-        result[name] = {"dice": scans.dice(a, b), "hd95": hd95, "assd": assd}
-    return result
-
-
-def outside(mask: NDArray[np.bool_], at: tuple[int, ...]) -> bool:
-    """Whether a neighbour of a pixel is outside the mask, or of the array."""
-    for axis in range(mask.ndim):
-        for step in (-1, 1):
-            beside = (*at[:axis], at[axis] + step, *at[axis + 1 :])
-            if not all(0 <= i < n for i, n in zip(beside, mask.shape, strict=True)) or not mask[beside]:
-                return True
-    return False
-
-
-def far(p: tuple[int, ...], q: tuple[int, ...], steps: tuple[float, ...]) -> float:
-    return math.sqrt(sum((s * (a - b)) ** 2 for a, b, s in zip(p, q, steps, strict=True)))
-
-
-def near(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for name, values in expected.items():
-        for key, value in values.items():
-            assert found[name][key] == (None if value is None else pytest.approx(value)), (name, key)
-
+from trueup.data.slices import Box
 
 # Cases
 
@@ -240,10 +160,10 @@ def test_only_slices_that_were_shown_count() -> None:
 def test_of_a_slice_that_is_shown_again_the_last_answer_counts() -> None:
     truth = random_masks(12, 2, 9, 9)
     place = ConcatDomains([domain("d", case("a", truth))])
-    judge = MaskJudge(place, STRUCTURES)
+    scorer = MaskScorer(place, STRUCTURES)
     for said in (np.zeros((2, 9, 9)), truth):
-        judge.take(torch.stack([sure(m) for m in said]).float(), np.array([0, 1]))
-    results = judge.results()
+        scorer.take(torch.stack([sure(m) for m in said]).float(), np.array([0, 1]))
+    results = scorer.results()
     assert (results["dice"], results["images"]) == (1.0, 4)
 
 
@@ -300,66 +220,15 @@ def test_error_of_the_ratio_of_cup_to_disc() -> None:
 def test_answers_that_are_not_finite_are_refused_at_once(bad: float) -> None:
     logits = torch.zeros(1, 3, 4, 4)
     logits[0, 1, 2, 3] = bad
-    judge = MaskJudge(ConcatDomains([domain("d", case("a", np.zeros((1, 4, 4))))]), STRUCTURES)
+    scorer = MaskScorer(ConcatDomains([domain("d", case("a", np.zeros((1, 4, 4))))]), STRUCTURES)
     with pytest.raises(ValueError, match="the answers are not finite"):
-        judge.take(logits, np.array([0]))
+        scorer.take(logits, np.array([0]))
 
 
 def test_answer_is_not_changed_and_half_precision_is_taken() -> None:
     truth = random_masks(31, 1, 9, 9)
     place, logits = ConcatDomains([domain("d", case("a", truth))]), sure(truth[0])[None].bfloat16()
-    before, judge = logits.clone(), MaskJudge(place, STRUCTURES)
-    judge.take(logits, np.array([0]))
+    before, scorer = logits.clone(), MaskScorer(place, STRUCTURES)
+    scorer.take(logits, np.array([0]))
     assert torch.equal(logits, before)
-    assert judge.results()["dice"] == 1.0
-
-
-# Classes
-
-
-def test_classes_are_measured_together_and_by_domain() -> None:
-    images = np.zeros((4, 2, 2, 3), np.uint8)
-    place = ConcatDomains(
-        [ArrayDomain("x", images, np.array([0, 1, 2, 0])), ArrayDomain("y", images, np.array([1, 1, 0, 2]))]
-    )
-    said = {6: 0, 1: 1, 0: 2, 5: 1, 4: 0}  # right: 6, 1, 5
-    judge = ClassJudge(place)
-    order = list(said)
-    for at in (order[:3], order[3:]):
-        judge.take(sure([said[i] for i in at]).T.float(), np.array(at))
-    results = judge.results()
-    assert (results["accuracy"], results["images"]) == (3 / 5, 5)
-    assert results["per_domain"] == {"x": 1 / 2, "y": 2 / 3}
-    bad = ClassJudge(place)
-    bad.take(torch.full((1, 3), math.nan), np.array([0]))
-    with pytest.raises(ValueError, match="not finite"):
-        bad.results()
-
-
-def test_slices_keep_their_distance_where_others_were_not_shown() -> None:
-    """Ten slices of 5 mm, the structure in the first, the answer in the last: 45 mm, however many lie between."""
-    mask = np.zeros((10, 4, 4), dtype=np.uint8)
-    mask[0, 1:3, 1:3] = 1
-    volume = Volume(np.zeros((10, 4, 4, 1), dtype=np.uint8), mask, (5.0, 1.0, 1.0), (0, 0, 4, 4))
-    place = ConcatDomains([SliceDomain("d", [Case("a", 10, lambda: volume)])])
-    judge = MaskJudge(place, {"lv": (1,)})
-    empty, there = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
-    empty[0], there[0] = 9.0, 9.0
-    there[1, 1:3, 1:3] = 20.0
-    judge.take(torch.stack((empty, there)), np.array([0, 9]))
-    results = judge.results()
-    assert results["hd95"] == pytest.approx(45.0)
-    assert results["dice"] == 0.0
-
-
-def test_cases_of_one_name_are_both_kept() -> None:
-    mask = np.ones((1, 4, 4), dtype=np.uint8)
-    volume = Volume(np.zeros((1, 4, 4, 1), dtype=np.uint8), mask, (1.0, 1.0, 1.0), (0, 0, 4, 4))
-    place = ConcatDomains([SliceDomain("d", [Case("a", 1, lambda: volume, "p"), Case("a", 1, lambda: volume, "q")])])
-    judge = MaskJudge(place, {"disc": (1,)})
-    right, wrong = torch.zeros(2, 4, 4), torch.zeros(2, 4, 4)
-    right[1], wrong[0] = 1.0, 1.0
-    judge.take(torch.stack((right, wrong)), np.array([0, 1]))
-    results = judge.results()
-    assert results["dice"] == 0.5
-    assert len(results["per_case"]) == 2
+    assert scorer.results()["dice"] == 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from trueup.core.frozen_source import parameter_drift, source_logits
 from trueup.finite import NotFiniteError, bad_rows
-from trueup.guard.drift_alarm import FeatureShift, watching_moments
+from trueup.guard.drift_alarm import FeatureShift, SeenMoments, watching_moments
 from trueup.guard.monitor import Monitor
 from trueup.guard.rules import batch_signals
 
@@ -30,8 +31,11 @@ def answer_good_rows(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Call
         monitor.refuse_all(x.detach().abs().flatten(1).amax(dim=1))
         answers = None
     else:
-        active = monitor.measures_features and not adapter.net.engine.compile
-        with watching_moments(adapter.net.model, active=active) as monitor.seen:
+        measures = monitor.measures_features and not adapter.net.engine.compile
+        watched: AbstractContextManager[SeenMoments] = (
+            watching_moments(adapter.net.model) if measures else nullcontext([])
+        )
+        with watched as monitor.seen:
             answers, refused = _answer_finite(adapter, monitor, x[~bad], answer)
         bad[~bad] = refused
         monitor.accept(usual)

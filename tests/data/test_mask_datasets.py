@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from trueup.data.datasets import Dataset, open_dataset
-from trueup.data.datasets.masked import NAMES
+from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.slices import SliceDomain
 
 FUNDUS = {"refuge": "Domain3", "drishti-gs": "Domain1", "rim-one-r3": "Domain2"}
@@ -139,7 +139,7 @@ def test_parts_are_meant_by_name_and_targets_are_their_test_part(eyes: Path) -> 
     assert cases(dataset, "refuge:train") == ["refuge-a", "refuge-b", "refuge-c"]
     assert cases(dataset, "refuge:test") == cases(dataset, "refuge") == ["refuge-t"]
     assert cases(dataset, "refuge:all") == cases(dataset, "refuge:train") + cases(dataset, "refuge:test")
-    with pytest.raises(ValueError, match=r"refuge: there is no part 'valid' here; there is: train, test, all"):
+    with pytest.raises(ValueError, match=r"refuge: there is no part 'valid'; there is: train, test, all"):
         dataset.domain("refuge:valid")
 
 

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trueup.data.datasets.file_matching import Found
-from trueup.data.datasets.masks import scan
+from trueup.data.datasets.file_matching import FoundCases
+from trueup.data.datasets.mask_folders import scan_mask_folder
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import Volume
 
@@ -52,12 +52,12 @@ def nifti(path: Path, values: Array, affine: Array) -> None:
 
 
 def only(root: Path) -> Volume:
-    (found,) = scan(root)[1].values()
+    (found,) = scan_mask_folder(root)[1].values()
     (case,) = found.cases
     return case.read()
 
 
-def names(domains: dict[str, Found]) -> dict[str, list[str]]:
+def names(domains: dict[str, FoundCases]) -> dict[str, list[str]]:
     assert all([*found.parts] == ["train"] for found in domains.values())
     return {name: [case.name for case in found.part("train")] for name, found in domains.items()}
 
@@ -70,7 +70,7 @@ def test_every_folder_with_images_and_masks_is_a_domain(tmp_path: Path) -> None:
     put(root, "night/Images/b.png", "night/Images/a.tif", "night/Masks/a.bmp", "night/Masks/b.png")
     put(root, "day/images/z.JPG", "day/masks/z.PNG", "notes/readme.md", "__MACOSX/day/images/z.jpg")
     put(root, "day/images/._z.jpg", "day/images/.DS_Store", "day/masks/._z.png")
-    classes, domains = scan(named(root, "nothing", "something"))
+    classes, domains = scan_mask_folder(named(root, "nothing", "something"))
     assert classes == ("nothing", "something")
     assert names(domains) == {"day": ["z"], "night": ["a", "b"]}
     assert [found.missing + found.others for found in domains.values()] == [[], []]
@@ -79,7 +79,7 @@ def test_every_folder_with_images_and_masks_is_a_domain(tmp_path: Path) -> None:
 def test_one_domain_may_be_the_root_itself(tmp_path: Path) -> None:
     root = tmp_path / "clinic"
     put(root, "images/a.png", "masks/a.png")
-    assert names(scan(named(root, "no", "yes"))[1]) == {"clinic": ["a"]}
+    assert names(scan_mask_folder(named(root, "no", "yes"))[1]) == {"clinic": ["a"]}
 
 
 def test_masks_may_say_in_their_name_that_they_are_masks(tmp_path: Path) -> None:
@@ -87,21 +87,21 @@ def test_masks_may_say_in_their_name_that_they_are_masks(tmp_path: Path) -> None
     put(named(tmp_path, "no", "yes"), *(f"day/images/{name}" for name in images))
     put(tmp_path, *(f"day/masks/{n}.png" for n in ("a_mask", "a1", "b_seg", "c_gt", "d_segmentation", "e.x")))
     put(tmp_path, *(f"day/{kind}/{n}.png" for kind in ("images", "masks") for n in ("f", "f_mask")))
-    domains = scan(tmp_path)[1]
+    domains = scan_mask_folder(tmp_path)[1]
     assert names(domains) == {"day": ["a", "a1", "b", "c", "d", "e.x", "f", "f_mask"]}
     assert domains["day"].missing == []
 
 
 def test_folders_below_images_are_part_of_the_name(tmp_path: Path) -> None:
     put(named(tmp_path, "no", "yes"), "day/images/p1/1.png", "day/images/p2/1.png", "day/masks/p1/1.png")
-    domains = scan(put(tmp_path, "day/masks/p2/1_gt.png"))[1]
+    domains = scan_mask_folder(put(tmp_path, "day/masks/p2/1_gt.png"))[1]
     assert names(domains) == {"day": ["p1/1", "p2/1"]}
 
 
 def test_partners_that_are_missing_are_named(tmp_path: Path) -> None:
     put(named(tmp_path, "no", "yes"), "day/images/a.png", "day/images/b.png", "day/images/c.png", "day/images/list.csv")
     put(tmp_path, "day/masks/a.png", "day/masks/c.jpg", "day/masks/d.png", "day/masks/a.raw")
-    domains = scan(tmp_path)[1]
+    domains = scan_mask_folder(tmp_path)[1]
     assert names(domains) == {"day": ["a"]}
     assert sorted(domains["day"].missing) == [
         "day/images/b.png has no mask",
@@ -117,16 +117,19 @@ def test_partners_that_are_missing_are_named(tmp_path: Path) -> None:
     [
         ([], "it holds: no folders"),
         (["day/cat/1.png"], "holds no images and masks, nor folders with images and masks; it holds: day"),
-        (["day/images/a.png"], "has the folder images alone"),
+        (["day/images/a.png"], "has only the folder images"),
         (["day/images/a.png", "day/masks/b.png"], "no image of day has a mask; day/masks/b.png has no image"),
-        (["day/images/a.png", "day/images/a.jpg", "day/masks/a.png"], "a.jpg and a.png in .* have one name"),
-        (["day/images/a.png", "day/masks/a.png", "day/masks/a_gt.png"], "a.png and a_gt.png in .* masks of one image"),
+        (["day/images/a.png", "day/images/a.jpg", "day/masks/a.png"], "a.jpg and a.png in .* have the same name"),
+        (
+            ["day/images/a.png", "day/masks/a.png", "day/masks/a_gt.png"],
+            "a.png and a_gt.png in .* masks of the same image",
+        ),
         (["a+b/images/a.png", "a+b/masks/a.png"], r"rename the folder 'a\+b'"),
     ],
 )
 def test_folders_that_are_laid_out_otherwise(tmp_path: Path, files: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        scan(put(named(tmp_path, "no", "yes"), *files))
+        scan_mask_folder(put(named(tmp_path, "no", "yes"), *files))
 
 
 # Classes
@@ -136,7 +139,7 @@ def test_classes_are_counted_over_all_masks_of_all_domains(tmp_path: Path) -> No
     pair(tmp_path, np.array([[0, 1]], dtype=np.uint8))
     pair(tmp_path, np.array([[0, 3]], dtype=np.uint8), name="b")
     pair(tmp_path, np.array([[2, 2]], dtype=np.uint8), domain="night")
-    classes, domains = scan(tmp_path)
+    classes, domains = scan_mask_folder(tmp_path)
     assert classes == ("background", "class 1", "class 2", "class 3")
     masks = [case.read().mask for found in domains.values() for case in found.cases]
     assert [mask.tolist() for mask in masks if mask is not None] == [[[[0, 1]]], [[[0, 3]]], [[[2, 2]]]]
@@ -148,7 +151,7 @@ def test_classes_are_counted_over_all_masks_of_all_domains(tmp_path: Path) -> No
 def test_two_classes_may_be_0_and_255(tmp_path: Path, held: list[list[int]]) -> None:
     for i, values in enumerate(held):
         pair(tmp_path, np.array([values], dtype=np.uint8), name=str(i))
-    classes, domains = scan(tmp_path)
+    classes, domains = scan_mask_folder(tmp_path)
     assert classes == ("background", "class 1")
     for case, values in zip(domains["day"].cases, held, strict=True):
         mask = case.read().mask
@@ -163,7 +166,7 @@ def test_two_classes_may_be_0_and_255(tmp_path: Path, held: list[list[int]]) -> 
         ([[0, 128, 255]], r"0\.png: the mask holds 0, 128, 255; .* no mask holds 1"),
         ([[0, 1, 255]], r"0\.png: the mask holds 0, 1, 255; .* no mask holds 2"),
         ([[0, 1, 2], [0, 255, 255]], r"1\.png: the mask holds 0, 255; .* no mask holds 3"),
-        ([[0, 1, 1], [0, 3, 3]], r"1\.png: the mask holds 0, 3; .* no mask holds 2; classes\.txt"),
+        ([[0, 1, 1], [0, 3, 3]], r"1\.png: the mask holds 0, 3; .* no mask holds 2; .*classes\.txt"),
         ([[0, 0, 0]], "all masks are 0"),
     ],
 )
@@ -171,24 +174,28 @@ def test_numbers_that_are_no_classes(tmp_path: Path, held: list[list[int]], mess
     for i, values in enumerate(held):
         pair(tmp_path, np.array([values], dtype=np.uint8), name=str(i))
     with pytest.raises(ValueError, match=message):
-        scan(tmp_path)
+        scan_mask_folder(tmp_path)
 
 
 def test_masks_may_be_without_background(tmp_path: Path) -> None:
-    assert scan(pair(tmp_path, np.array([[1, 2]], dtype=np.uint8)))[0] == ("background", "class 1", "class 2")
+    assert scan_mask_folder(pair(tmp_path, np.array([[1, 2]], dtype=np.uint8)))[0] == (
+        "background",
+        "class 1",
+        "class 2",
+    )
 
 
 def test_a_photograph_is_no_mask(tmp_path: Path) -> None:
     pair(tmp_path, np.arange(256, dtype=np.uint8).reshape(16, 16))
-    with pytest.raises(ValueError, match="hold 256 classes; there may be 255"):
-        scan(tmp_path)
+    with pytest.raises(ValueError, match="hold 256 classes; at most 255 are allowed"):
+        scan_mask_folder(tmp_path)
     with pytest.raises(BrokenImageError, match=r"a\.png: the mask holds 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.; there are 3"):
         only(named(tmp_path, "a", "b", "c"))
 
 
 def test_classes_that_are_named_need_not_be_drawn(tmp_path: Path) -> None:
     root = named(pair(tmp_path, np.array([[0, 3]], dtype=np.uint8)), "air", "fat", "bone", "blood")
-    assert scan(root)[0] == ("air", "fat", "bone", "blood")
+    assert scan_mask_folder(root)[0] == ("air", "fat", "bone", "blood")
     mask = only(root).mask
     assert mask is not None
     assert mask.tolist() == [[[0, 3]]]
@@ -202,8 +209,8 @@ def test_classes_that_are_named_need_not_be_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "background", "a\nb\na", "a\n\nb"])
 def test_names_of_classes_are_at_least_two_and_differ(tmp_path: Path, text: str) -> None:
     (pair(tmp_path) / "classes.txt").write_text(text)
-    with pytest.raises(ValueError, match=r"classes\.txt names .*different names, one in each line"):
-        scan(tmp_path)
+    with pytest.raises(ValueError, match=r"classes\.txt names .*distinct names, one per line"):
+        scan_mask_folder(tmp_path)
 
 
 # Pictures
@@ -217,8 +224,8 @@ def test_a_picture_is_seen_whole_in_a_square(tmp_path: Path) -> None:
     np.testing.assert_array_equal(volume.mask[0], CORNERS)
     assert volume.spacing == (1.0, 1.0, 1.0)
     assert volume.box == (-1, 0, 3, 3)  # three wide, so three high, of which one is empty
-    assert volume.show(0)[:, 0, 0].tolist() == [0, 0, 9]
-    assert volume.answer(0).tolist() == [[0, 0, 0], [0, 1, 1], [2, 0, 1]]
+    assert volume.network_view(0)[:, 0, 0].tolist() == [0, 0, 9]
+    assert volume.network_target(0).tolist() == [[0, 0, 0], [0, 1, 1], [2, 0, 1]]
 
 
 def test_numbers_of_masks_however_they_are_saved(tmp_path: Path) -> None:
@@ -271,7 +278,7 @@ def test_masks_of_another_size_or_in_colours(tmp_path: Path) -> None:
         only(tmp_path)
     save(tmp_path / "day/masks/a.png", np.dstack([CORNERS, CORNERS, CORNERS + 1]))
     with pytest.raises(BrokenImageError, match=r"a\.png: is coloured"):
-        scan(tmp_path)
+        scan_mask_folder(tmp_path)
 
 
 @pytest.mark.parametrize("broken", ["images", "masks"])
@@ -311,7 +318,7 @@ def test_volumes_are_windowed_and_keep_their_millimetres(tmp_path: Path, ending:
     grey, mask = volume_values()
     nifti(tmp_path / f"day/images/scan.1{ending}", grey, LEFT_BACK)
     nifti(tmp_path / f"day/masks/scan.1_seg{ending}", mask, LEFT_BACK)
-    classes, domains = scan(tmp_path)
+    classes, domains = scan_mask_folder(tmp_path)
     assert classes == ("background", "class 1", "class 2")
     (case,) = pickle.loads(pickle.dumps(domains["day"].cases))
     assert (case.name, case.slices) == ("scan.1", 3)
@@ -334,7 +341,7 @@ def test_metaimages_with_their_voxels_beside_them(tmp_path: Path) -> None:
         image = SimpleITK.GetImageFromArray(values.transpose(2, 1, 0))
         image.SetSpacing((0.5, 2.0, 5.0))
         SimpleITK.WriteImage(image, str(tmp_path / folder / f"c{ending}"))
-    found = scan(tmp_path)[1][tmp_path.name]
+    found = scan_mask_folder(tmp_path)[1][tmp_path.name]
     assert (tmp_path / "images/c.raw").exists()
     assert (found.missing, found.others) == ([], [])
     volume = only(tmp_path)
@@ -359,10 +366,10 @@ def test_masks_of_volumes_hold_class_numbers_or_nearly_so(tmp_path: Path) -> Non
     np.testing.assert_array_equal(only(tmp_path).mask, mask.transpose(2, 1, 0) > 0)
     nifti(tmp_path / "masks/a.nii", mask * np.float32(0.5), LEFT_BACK)
     with pytest.raises(BrokenImageError, match=r"a\.nii: the mask holds 0, 0\.5, 1; "):
-        scan(tmp_path)
+        scan_mask_folder(tmp_path)
     nifti(tmp_path / "masks/a.nii", mask.astype(np.int16) - 1, LEFT_BACK)
     with pytest.raises(BrokenImageError, match=r"a\.nii: the mask holds -1, 0, 1; "):
-        scan(tmp_path)
+        scan_mask_folder(tmp_path)
 
 
 def test_volumes_and_masks_of_other_sizes_and_damaged_ones(tmp_path: Path) -> None:
@@ -372,7 +379,7 @@ def test_volumes_and_masks_of_other_sizes_and_damaged_ones(tmp_path: Path) -> No
     with pytest.raises(BrokenImageError, match=r"a\.nii has 6×4×2 voxels, its image 6×4×3"):
         only(named(tmp_path, "a", "b", "c"))
     (tmp_path / "images/a.nii").write_bytes(b"no volume")
-    (found,) = scan(tmp_path)[1].values()
+    (found,) = scan_mask_folder(tmp_path)[1].values()
     assert [line.startswith("a.nii: ") for line in found.broken] == [True]
     with pytest.raises(BrokenImageError, match=r"a\.nii: "):
         only(tmp_path)
