@@ -4,9 +4,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from toy_settings import folder
 
 from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, read_settings
 from trueup.bench.stress import (
@@ -36,14 +35,6 @@ def of(runs: list[Run]) -> dict[str, list[Run]]:
     for run in runs:
         found.setdefault(scenario_of(run.model_dump(mode="json")), []).append(run)
     return found
-
-
-def folder(root: Path, *domains: str) -> Path:
-    for domain in domains:
-        for i, name in enumerate(("cat", "dog")):
-            (root / domain / name).mkdir(parents=True)
-            Image.fromarray(np.full((8, 8, 3), 40 * i, dtype=np.uint8)).save(root / domain / name / "0.png")
-    return root
 
 
 # What runs
