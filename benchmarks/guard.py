@@ -19,7 +19,7 @@ from measure import write
 import trueup
 from trueup.core import adapter as flow
 from trueup.core import guarded_batch
-from trueup.core.frozen_source import source_logits
+from trueup.core.guarded_batch import source_logits
 
 CASES = [("tent", "norm"), ("tsd", "all")]
 

@@ -19,7 +19,6 @@ ALLOWED = {
     "version": "",
     "atomic": "",
     "startup": "",
-    "devices": "",
     "hooks": "",
     "validate": "",
     "losses": "",
@@ -28,10 +27,10 @@ ALLOWED = {
     # What the flow is made of.
     "norm": "finite hooks",
     "guard": "finite hooks validate norm",
-    "memory": "devices",
-    "model": "devices finite hooks norm validate views",
+    "memory": "losses",
+    "model": "finite hooks norm validate views",
     # The flow, and the methods that run in it.
-    "core": "version atomic devices finite validate views memory norm guard model",
+    "core": "version atomic finite validate views memory norm guard model",
     "methods": "core model norm memory losses views validate",
     "rules": "guard",
     "testing": "core model norm methods losses memory",
@@ -98,6 +97,7 @@ def test_modules_keep_to_themselves() -> None:
     assert len(counts.imported_by("core/adapter.py")) <= 12
     assert counts.repeated_names() == {}
     assert len(counts.attributes_of_split_model()) <= 10
+    assert len(counts.files_of_a_batch()) <= 14
 
 
 def test_dim_is_always_named() -> None:

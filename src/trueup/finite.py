@@ -30,19 +30,3 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return True if all values are finite, with one device sync for all tensors."""
     each = [t.isfinite().all() for t in tensors]
     return not each or bool(torch.stack(each).all())
-
-
-def bad_rows(x: Tensor, times: float, usual: float) -> tuple[Tensor, float]:
-    """Return a mask of rows to refuse, and the usual size of a row's largest value, updated by this batch.
-
-    Rows are bad if a value is not finite, beyond 1e12, or more than `times` the usual. The usual size never falls, or
-    dark images would make bright ones look huge, and it rises at most tenfold per batch. The first batch uses the
-    lower quartile of its rows; sizes below 1 count as 1.
-    """
-    sizes = x.detach().abs().flatten(1).amax(dim=1).float()
-    bad = ~(sizes <= LARGEST)
-    fine = sorted(sizes[~bad].tolist())
-    reference = max(1.0, usual or (fine[(len(fine) - 1) // 4] if fine else 0.0))
-    bad |= sizes > times * reference
-    fine = sorted(sizes[~bad].tolist())
-    return bad, max(usual, min(fine[(len(fine) - 1) // 2], 10 * reference)) if fine else usual

@@ -123,7 +123,7 @@ ROWS = [
     (
         "robust: learns from batches of any size",
         "Adapter._take",
-        "1 if self.method.many_views else LEAST",
+        "1 if self.method.many_views else net.policy.fewest_to_learn",
         "1",
         "test_robust",
     ),

@@ -73,7 +73,7 @@ ROWS = [
     (
         "t3a: answers before it observes",
         "T3a.observe",
-        "insert_predicted(state, out.features, out.scores)",
+        "state.insert_predicted(out.features, out.scores)",
         "pass",
         "test_t3a",
     ),

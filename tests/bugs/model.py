@@ -76,12 +76,12 @@ ROWS = [
     ),
     (
         "sam: down the slope",
-        "backward",
+        "sharpness_aware",
         "float(radius / (length + 1e-12))",
         "-float(radius / (length + 1e-12))",
         "test_sam",
     ),
-    ("sam: the weights stay where the second loss was", "backward", "p.copy_(value)", "pass", "test_sam"),
+    ("sam: the weights stay where the second loss was", "sharpness_aware", "p.copy_(value)", "pass", "test_sam"),
     (
         "params: frozen ones are trainable",
         "select_parameters",
@@ -179,7 +179,7 @@ ROWS = [
     ("autotune: any gain is enough", "fastest", "GAIN * medians[ways[0]]", "medians[ways[0]]", "test_runner"),
     (
         "runner: the scale of fp16 stays in the gradient",
-        "_gradient",
+        "Runner.backward",
         "p.grad.div_(scale)",
         "pass",
         "test_runner test_sam",

@@ -11,7 +11,8 @@ import torchvision
 from torch import Tensor, nn
 
 import trueup
-from trueup.model.heads import HeadNotFoundError, raised_by_model
+from trueup.model.calls import raised_by_model
+from trueup.model.heads import HeadNotFoundError
 from trueup.testing import convnet, images
 
 X = images(16, seed=0, shift=1.0)[0]

@@ -100,7 +100,7 @@ def test_a_load_that_fails_late_puts_layouts_and_weights_back(tmp_path: Path, me
 
 
 def test_an_interrupt_after_a_load_leaves_it_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trueup.core.undo import Undo
+    from trueup.core.isolation import Undo
 
     adapter, other = (trueup.adapt(convnet(), "tent", example=XS[0]) for _ in range(2))
     play(other, XS[:3])

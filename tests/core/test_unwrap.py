@@ -16,9 +16,8 @@ import trueup
 from trueup.core import files
 from trueup.core.adapter import Adapter
 from trueup.core.state import AdapterState
-from trueup.norm import batch
-from trueup.norm.batch import BatchPolicy, batch_moments
-from trueup.norm.policy import make_policy
+from trueup.norm import batch, make_policy
+from trueup.norm.policy import BatchPolicy, batch_moments
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
 

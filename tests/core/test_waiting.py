@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trueup
-from trueup import devices
 from trueup.testing import convnet, images
 
 WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "unique", "_unique2", "equal")
@@ -55,7 +54,7 @@ class Watch(TorchDispatchMode):
 )
 def test_a_step_waits_once(method: str, hyper: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether input and answer are finite, before anything is remembered, and what became of the last step."""
-    monkeypatch.setattr(devices, "waits", lambda tensor: True)  # as on a device
+    monkeypatch.setattr(Tensor, "is_cpu", False)  # as on a device
     adapter = trueup.adapt(convnet(), method, **hyper)
     for x in XS[:6]:
         adapter(x)

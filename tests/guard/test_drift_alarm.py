@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import trueup
 from trueup import Guard, rules
 from trueup.guard.drift_alarm import PooledMoments, watching_moments
-from trueup.norm.base import batchnorms
+from trueup.norm.policy import batchnorms
 from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import play
 

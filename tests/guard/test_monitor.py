@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import trueup
 from trueup import Event, Guard, rules
 from trueup.core.building import make_ready
-from trueup.core.frozen_source import source_logits
+from trueup.core.guarded_batch import source_logits
 from trueup.core.saving import to_file
 from trueup.guard.rules import Action, BatchSignals, Rule
 from trueup.testing import convnet, images, scenes, segnet
@@ -129,13 +129,13 @@ def test_asking_the_source_is_pure(norm: str) -> None:
     adapter = trueup.adapt(Noisy().eval(), "tent", norm=norm, lr=0.1, guard=True)
     play(adapter, XS[:3])
     twin, theirs = copy.deepcopy(adapter), torch.get_rng_state()
-    source_logits(adapter.net, adapter.source, XS[3])
+    source_logits(adapter, XS[3])
     assert difference(twin, adapter) == []
     assert torch.equal(theirs, torch.get_rng_state())
     convolution = trueup.adapt(convnet(), "tent", norm=norm, lr=0.1, guard=True)
     play(convolution, XS[:3])
     with torch.no_grad():
-        assert torch.equal(source_logits(convolution.net, convolution.source, XS[3]), convnet()(XS[3]))
+        assert torch.equal(source_logits(convolution, XS[3]), convnet()(XS[3]))
 
 
 # States

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import trueup
 from trueup import Guard
-from trueup.core.frozen_source import restore_part
+from trueup.core.guarded_batch import restore_part
 from trueup.guard.rules import BatchSignals, batch_signals
 from trueup.rules import PUBLISHED, Asr, Cotta, RDumb, Roid, Rule, Sar
 from trueup.testing import convnet, images

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trueup import devices
 from trueup.memory import bank as memory
 from trueup.memory import nearest
 from trueup.memory.bank import Bank
@@ -244,7 +243,7 @@ def offered(g: torch.Generator, n: int = 16, dim: int = 8, classes: int = CLASSE
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are treated as if they were on a device for which the host waits."""
-    monkeypatch.setattr(devices, "waits", lambda tensor: True)
+    monkeypatch.setattr(Tensor, "is_cpu", False)
 
 
 @pytest.mark.usefixtures("far")
@@ -301,7 +300,7 @@ def pair(monkeypatch: pytest.MonkeyPatch, stream: list, *args: Any, **kwargs: An
     """The same stream, with and without waiting."""
     banks = Bank(*args, **kwargs), Bank(*args, **kwargs)
     for bank, away in zip(banks, (False, True), strict=True):
-        monkeypatch.setattr(devices, "waits", lambda tensor, away=away: away)
+        monkeypatch.setattr(Tensor, "is_cpu", not away)
         for batch in stream:
             bank.insert(*batch)
     return banks
@@ -323,7 +322,7 @@ def test_both_ways_are_the_same_to_the_bit(stream: list, per_class: int | None, 
         assert torch.equal(near.table[:, :width], far.table[:, :width])
         assert torch.equal(near.prototypes(), far.prototypes())
         distant = far.neighbors(queries, k)
-        patch.setattr(devices, "waits", lambda tensor: False)
+        patch.setattr(Tensor, "is_cpu", True)
         exact = near.neighbors(queries, k)
     assert all(torch.equal(a, b) for a, b in zip(distant, exact, strict=True))
     for i in range(len(queries)):
@@ -494,7 +493,7 @@ def test_half_precision_searches_in_single(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("away", [False, True])
 def test_in_inference_mode_too(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     """Where tensors do not count how often they were written to."""
-    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(Tensor, "is_cpu", not away)
     g = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         bank = Bank(CLASSES, 8, 5, torch.zeros(0))

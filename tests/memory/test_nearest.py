@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trueup import devices
 from trueup.memory import nearest
 from trueup.memory.bank import Bank
 
@@ -55,7 +54,7 @@ def test_parts_of_any_size_find_what_a_full_sort_finds(
     z = torch.tensor(entries, dtype=torch.float64)
     bank, queries = bank_of(z, order), z[:: max(1, len(z) // 4)][:4]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "waits", lambda tensor: away)
+        patch.setattr(Tensor, "is_cpu", not away)
         patch.setattr(nearest, "MAX_SIMILARITIES", limit)
         assert found(bank, queries, k) == sought(queries, z, k, order)
 
@@ -68,7 +67,7 @@ def test_the_newest_of_copies_win_wherever_they_are(monkeypatch: pytest.MonkeyPa
     once = torch.randn(64, 256, generator=g)
     z = torch.cat([once[torch.randperm(64, generator=g)] for _ in range(5)])
     bank = bank_of(z)
-    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(Tensor, "is_cpu", not away)
     monkeypatch.setattr(nearest, "MAX_SIMILARITIES", 64 * part)
     for k in (1, 2, 4, 5):
         copies = [(z == a).all(dim=1).nonzero().flatten().tolist() for a in once]
@@ -137,7 +136,7 @@ def test_memory_does_not_grow_with_the_bank(monkeypatch: pytest.MonkeyPatch, hal
 def test_nor_with_how_many_are_equal(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
     """All entries are copies, so that every query has to look at all ages."""
     limit, peaks = 64_000, []
-    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(Tensor, "is_cpu", not away)
     monkeypatch.setattr(nearest, "MAX_SIMILARITIES", limit)
     for n in (5_000, 50_000):
         bank = bank_of(torch.ones(n, 8))

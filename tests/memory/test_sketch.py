@@ -13,7 +13,6 @@ from test_nearest import Work, found, sought
 from torch import Tensor
 
 import trueup
-from trueup import devices
 from trueup.core import files
 from trueup.memory import nearest
 from trueup.memory.bank import Bank
@@ -52,7 +51,7 @@ def test_with_all_as_candidates_it_is_a_full_sort(entries: list, limit: int, k: 
         patch.setattr(nearest, "MIN_ROWS", 0)
         patch.setattr(nearest, "MIN_SKETCH", 1)
         patch.setattr(nearest, "MAX_SIMILARITIES", limit)
-        patch.setattr(devices, "waits", lambda tensor: away)
+        patch.setattr(Tensor, "is_cpu", not away)
         bank, queries = bank_of(z, order), z[:: max(1, len(z) // 4)][:4]
         assert found(bank, queries, k) == sought(queries, z, k, order)
 
@@ -89,7 +88,7 @@ def _index(bank: Bank) -> nearest.SearchIndex:
 @pytest.mark.parametrize("away", [False, True])
 def test_of_many_copies_the_newest_win(away: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a picture that does not change there are more copies than candidates."""
-    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(Tensor, "is_cpu", not away)
     g = torch.Generator().manual_seed(0)
     still = clusters(g, 1)
     z = torch.cat([clusters(g, 1500), still.expand(900, -1), clusters(g, 100)])
@@ -138,7 +137,7 @@ def test_an_entry_just_inserted_is_its_own_nearest() -> None:
 @pytest.mark.parametrize("away", [False, True])
 def test_sketches_stay_with_their_features(away: bool, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As entries displace one another; on a device, where those who do not stay are written in vain."""
-    monkeypatch.setattr(devices, "waits", lambda tensor: away)
+    monkeypatch.setattr(Tensor, "is_cpu", not away)
     monkeypatch.setattr(nearest, "MIN_ROWS", 12)
     g, bank = torch.Generator().manual_seed(0), Bank(CLASSES, 8, 5, torch.zeros(0), sketch=True, half=half)
     for i in range(20):
@@ -177,7 +176,7 @@ def test_a_search_holds_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("per_class", [60, 10**6])
 def test_a_step_does_not_wait_for_a_device(per_class: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "waits", lambda tensor: True)
+    monkeypatch.setattr(Tensor, "is_cpu", False)
     monkeypatch.setattr(nearest, "MIN_ROWS", 0)
     g, bank = torch.Generator().manual_seed(0), Bank(CLASSES, 8, per_class, torch.zeros(0), sketch=True)
     for _ in range(20):

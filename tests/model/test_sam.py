@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Info
 from trueup.losses import entropy
+from trueup.model.runner import Runner
 from trueup.model.split_model import Output, SplitModel
-from trueup.model.steps import backward
+from trueup.model.steps import sharpness_aware
 from trueup.testing import convnet, images
 
 X = images(12, seed=0, shift=1.0)[0].double()
@@ -72,6 +73,12 @@ def test_images_of_low_precision_under_autocast(dtype: torch.dtype) -> None:
     assert seen[-2:] == [dtype, torch.float32]
 
 
+def gradient_of_the_second_loss(loss: Tensor, p: nn.Parameter, second_loss: Any) -> Tensor | None:
+    runner = Runner(nn.Linear(1, 1), None)
+    runner.backward(loss, [p])
+    return sharpness_aware(loss, [p], 1.0, second_loss, runner.backward)
+
+
 def test_parameters_come_back_also_when_the_second_pass_fails() -> None:
     p = nn.Parameter(torch.tensor([3.0, 4.0]))
 
@@ -80,20 +87,20 @@ def test_parameters_come_back_also_when_the_second_pass_fails() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        backward((p.square() / 2).sum(), [p], 1.0, fails)
+        gradient_of_the_second_loss((p.square() / 2).sum(), p, fails)
     assert p.tolist() == [3.0, 4.0]
 
 
 def test_nothing_to_learn_there_means_no_step() -> None:
     p = nn.Parameter(torch.tensor([3.0, 4.0]))
-    assert backward((p.square() / 2).sum(), [p], 1.0, lambda: None) is None
+    assert gradient_of_the_second_loss((p.square() / 2).sum(), p, lambda: None) is None
     assert p.tolist() == [3.0, 4.0]
 
 
 def test_without_a_radius_it_is_the_plain_gradient() -> None:
     p = nn.Parameter(torch.tensor([3.0, 4.0]))
     loss = (p.square() / 2).sum()
-    assert backward(loss, [p], 0.0, lambda: None) is loss
+    Runner(nn.Linear(1, 1), None).backward(loss, [p])
     assert p.grad is not None
     assert p.grad.tolist() == [3.0, 4.0]
 
@@ -101,5 +108,5 @@ def test_without_a_radius_it_is_the_plain_gradient() -> None:
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     p = nn.Parameter(torch.tensor([0.0]))
     loss = p.sqrt().sum()
-    assert backward(loss, [p], 1.0, lambda: None) is loss
+    assert gradient_of_the_second_loss(loss, p, lambda: None) is loss
     assert p.tolist() == [0.0]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.model.split_model import SplitModel
-from trueup.norm.policy import make_policy
+from trueup.norm import make_policy
 from trueup.testing import scenes, segnet
 
 torchvision_segmenters = torchvision.models.segmentation

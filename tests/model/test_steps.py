@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup import devices
 from trueup.model.steps import Steps, decides, step_if_finite
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -21,7 +20,7 @@ XS = [images(16, seed=i, shift=1.0)[0] for i in range(6)]
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are treated as if they were on a device for which the host waits."""
-    monkeypatch.setattr(devices, "waits", lambda tensor: True)
+    monkeypatch.setattr(Tensor, "is_cpu", False)
 
 
 def stepped(optimizer: torch.optim.Optimizer, p: nn.Parameter, grad: Tensor) -> float:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.norm.policy import make_policy
+from trueup.norm import make_policy
 from trueup.testing import convnet, images
 
 X = images(16, seed=0, shift=1.0)[0]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import trueup
+from trueup.norm import NUMBERS, parse_norm
 from trueup.norm.instance import RATE
-from trueup.norm.policy import NUMBERS, parse_norm
 from trueup.testing import convnet, images
 
 X = images(6, seed=3, shift=1.0)[0].double()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import trueup
-from trueup.norm.policy import make_policy
+from trueup.norm import make_policy
 from trueup.norm.robust import ANCHOR, LEAST, RATE, Rows, inlier_rows
 from trueup.testing import convnet, images, patchnet, scenes, segnet
 from trueup.testing.case import difference, frozen_tensors, play, same

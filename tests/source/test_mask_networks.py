@@ -14,7 +14,7 @@ import torchvision
 from torch import Tensor, nn
 
 import trueup
-from trueup.model.heads import as_logits
+from trueup.model.calls import as_logits
 from trueup.source.networks import build_network, check_network, network_code
 from trueup.source.segmenters import SmallUNet, check_smp
 

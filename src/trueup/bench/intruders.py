@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trueup.core.adapter import Adapter
 from trueup.core.registry import make_method
 from trueup.data.loading import Loader
+from trueup.model.calls import as_logits, call_model
 from trueup.model.copy_model import copy_model
-from trueup.model.heads import as_logits, call_model
-from trueup.norm.policy import make_policy
+from trueup.norm import make_policy
 
 Indices = NDArray[np.int64]
 ONCE = ("nan", "huge")  # one row in the whole stream

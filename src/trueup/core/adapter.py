@@ -12,16 +12,15 @@ from torch import Tensor
 
 from trueup.core.building import make_ready
 from trueup.core.copying import calling
-from trueup.core.frozen_source import MOVES, Answer, last_numbers, source_logits
-from trueup.core.guarded_batch import answer_good_rows, judged_answer
+from trueup.core.guarded_batch import MOVES, Answer, answer_good_rows, judged_answer, last_numbers, source_logits
+from trueup.core.isolation import all_or_nothing, expect_update, serialized
 from trueup.core.lifecycle import AdapterBase
 from trueup.core.method import GradientMethod
 from trueup.core.state import AdapterState
-from trueup.core.undo import all_or_nothing, serialized
 from trueup.guard.marks import Decision
+from trueup.model.calls import Batch, read_images
 from trueup.model.split_model import Output
-from trueup.model.steps import backward, left_to_device, step_if_finite
-from trueup.norm.robust import LEAST
+from trueup.model.steps import left_to_device, sharpness_aware, step_if_finite
 
 
 class Adapter(AdapterBase):
@@ -36,8 +35,8 @@ class Adapter(AdapterBase):
         turns. If anything is raised, also by Ctrl-C, the batch has happened as a whole or not at all.
         """
         with torch.inference_mode(False):
-            x = self.checked(args, kwargs, rows=self.monitor is None)
-            with calling(self, x), all_or_nothing(self):
+            x = read_images(self.net.model, args, kwargs, rows=self.monitor is None)
+            with calling(self, x) if isinstance(x, Batch) else nullcontext(), all_or_nothing(self):
                 if self.monitor is None:
                     answers = self._answer(x)
                     self.last_numbers = last_numbers(answers, multilabel=self.multilabel)
@@ -52,7 +51,8 @@ class Adapter(AdapterBase):
 
     def _answer(self, x: Tensor) -> Tensor:
         """Answer a batch, in as many parts as the method asks for."""
-        make_ready(self, x)
+        if self.fresh is None or self.net.runner.caches is None:
+            make_ready(self, x)
         if "prepare" in self.method.info.needs and not self.prepared:
             self.warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
         answers = []
@@ -77,7 +77,7 @@ class Adapter(AdapterBase):
                 starts_afresh |= self._learn(x, out)
         if learns and two_passes:
             inliers = x[net.policy.inlier_rows(len(x))]
-            if len(inliers) >= (1 if self.method.many_views else LEAST):
+            if len(inliers) >= (1 if self.method.many_views else net.policy.fewest_to_learn):
                 with torch.enable_grad(), net.active(len(inliers), learning=True):
                     starts_afresh |= self._learn(inliers, self._forward(inliers))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
@@ -111,7 +111,7 @@ class Adapter(AdapterBase):
                     out = self._forward(x)
             with exact():
                 decisions = self._update(out)
-            self.expect_update()
+            expect_update(self)
             if decisions:  # the step went wrong: what follows it would mix two states
                 self.act(decisions)
                 break
@@ -130,25 +130,24 @@ class Adapter(AdapterBase):
             return []
         optimizer.zero_grad(set_to_none=True)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if self.method.radius > 0:
-            self.expect_update()  # the parameters move before the step
-        loss = backward(
-            loss, parameters, self.method.radius, partial(self._second_loss, out), self.net.runner.loss_scale
-        )
-        if loss is None:
-            optimizer.zero_grad(set_to_none=True)
-            return []
-        self.expect_update()
+        runner = self.net.runner
+        runner.backward(loss, parameters)
+        expect_update(self)
+        if radius := self.method.radius:
+            loss = sharpness_aware(loss, parameters, radius, partial(self._second_loss, out), runner.backward)
+            if loss is None:
+                optimizer.zero_grad(set_to_none=True)
+                return []
         decisions: list[Decision] = []
         norm = torch.nn.utils.get_total_norm([loss.detach(), *(p.grad for p in parameters if p.grad is not None)])
         if monitor is None and left_to_device(optimizer, norm):
-            self.net.runner.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
+            runner.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
         elif not bool(norm.isfinite()):
-            self.net.runner.steps.left_out()
+            runner.steps.left_out()
             decisions = [] if monitor is None else monitor.gradient_failed()
         elif monitor is None or not monitor.refuses(float(loss.detach()), float(norm)):
             optimizer.step()
-            self.net.runner.steps.taken()
+            runner.steps.taken()
             if monitor is not None:
                 moved = torch.nn.utils.get_total_norm([p.detach() for p in parameters])
                 decisions = monitor.step_taken(finite=bool(moved.isfinite()))
@@ -173,7 +172,7 @@ class Adapter(AdapterBase):
             if decision.kind == "keep":
                 self.kept = [*self.kept, AdapterState.capture(self)][-2:]
                 continue
-            self.expect_update()
+            expect_update(self)
             if decision.kind == "restart":
                 self.kept = []
                 self.fresh.apply(self, progress=False)
@@ -202,8 +201,8 @@ class Adapter(AdapterBase):
     def frozen(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the answer of the frozen source to a batch; nothing changes."""
         with torch.inference_mode(False):
-            x = self.checked(args, kwargs, rows=self.monitor is None)
-            return source_logits(self.net, self.source, x)
+            x = read_images(self.net.model, args, kwargs, rows=self.monitor is None)
+            return source_logits(self, x)
 
     @serialized
     def answer(self, *args: Any, **kwargs: Any) -> Answer:

@@ -18,11 +18,11 @@ from trueup.core.state import AdapterState, Progress
 from trueup.finite import check_values
 from trueup.model.autotune import autotune
 from trueup.model.caches import Caches, held_tensors
-from trueup.model.calls import Batch
+from trueup.model.calls import Batch, as_logits, call_model, read_images
 from trueup.model.copy_model import copy_model
-from trueup.model.heads import as_logits, call_model, look_for_head
-from trueup.model.inputs import check_logits
-from trueup.norm.base import batchnorms
+from trueup.model.heads import look_for_head
+from trueup.model.probabilities import check_logits
+from trueup.norm.policy import batchnorms
 
 if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
@@ -130,11 +130,13 @@ def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[An
         )
 
 
-def prepare(adapter: AdapterBase, batches: Iterable[Any], checked: Callable[[Any], Tensor]) -> None:
+def prepare(adapter: AdapterBase, batches: Iterable[Any]) -> None:
     """Make the fresh state anew from source batches x, or (x, y) whose y is ignored, and start there."""
     if adapter.batches:
         raise ValueError("prepare an adapter before its first batch, or after reset()")
-    images = (checked(item[0] if isinstance(item, tuple | list) else item) for item in batches)
+    model = adapter.net.model
+    items = (item[0] if isinstance(item, tuple | list) else item for item in batches)
+    images = (read_images(model, (item,), {}) for item in items)
     first = next(images, None)
     if first is None:
         raise ValueError("the loader is empty")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 from trueup.core.effects import check_precision
+from trueup.core.isolation import undisturbed
 from trueup.core.optimizer_state import follow_parameters
-from trueup.core.random_stream import undisturbed
 from trueup.core.state import move_memory
 from trueup.model.caches import find_caches
 from trueup.model.calls import Batch, refuse_parts
@@ -41,11 +41,8 @@ def look_for_caches(adapter: AdapterBase, x: Tensor) -> None:
 
 
 @contextmanager
-def calling(adapter: AdapterBase, x: Tensor) -> Iterator[None]:
+def calling(adapter: AdapterBase, x: Batch) -> Iterator[None]:
     """Let all networks be called as x says, also with images that a method has changed or stored."""
-    if not isinstance(x, Batch):
-        yield
-        return
     if adapter.method.info.images:  # they would be shown later on
         refuse_parts(x.signature)
     for net in networks(adapter):

@@ -11,8 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.model.copy_model import copy_model
 from trueup.model.split_model import SplitModel
-from trueup.norm.batch import BatchPolicy
 from trueup.norm.instance import InstancePolicy
+from trueup.norm.policy import BatchPolicy
 from trueup.validate import check_choice
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,17 +19,15 @@ from trueup.core.describe import describe
 from trueup.core.effects import check_effect
 from trueup.core.export import plain_copy
 from trueup.core.files import digest
+from trueup.core.isolation import CallLock, RandomStream, Scratch, Undo, serialized
 from trueup.core.method import GradientMethod, Method
 from trueup.core.multilabel import PerLabel
-from trueup.core.random_stream import RandomStream
 from trueup.core.saving import load, save
 from trueup.core.state import AdapterState, Progress
-from trueup.core.undo import CallLock, Scratch, Undo, serialized
 from trueup.guard.config import Guard, Health, plain_health
 from trueup.guard.monitor import Monitor
-from trueup.model.calls import read_call
-from trueup.model.copy_model import copy_model, kept_tensors
-from trueup.model.inputs import check_input, check_model
+from trueup.model.calls import Batch, read_images
+from trueup.model.copy_model import check_model, copy_model, kept_tensors
 from trueup.model.runner import RunSettings
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_int
@@ -93,8 +92,10 @@ class AdapterBase(nn.Module):
         self.lock, self.scratch, self.digest = CallLock(), Scratch(), ""
         self._warned: set[str] = set()
         if example is not None:
-            with torch.inference_mode(False), calling(self, x := self.checked((example,))):
-                make_ready(self, x)
+            with torch.inference_mode(False):
+                x = read_images(self.net.model, (example,), {})
+                with calling(self, x) if isinstance(x, Batch) else nullcontext():
+                    make_ready(self, x)
 
     @property
     def built(self) -> bool:
@@ -117,12 +118,6 @@ class AdapterBase(nn.Module):
         if self.monitor is not None:
             return self.monitor.health
         return plain_health(self.images, self.batches, self.updates, self.last_numbers)
-
-    def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, rows: bool = True) -> Tensor:
-        """Return the images of a call; refuse what the model cannot use, with `rows` also single bad rows."""
-        x = read_call(self.net.model, args, kwargs or {})
-        check_input(x, self.net.model, rows=rows)
-        return x.clone() if x.is_inference() else x.detach()
 
     def warn_once(self, message: str, *values: object) -> None:
         """Log a warning the first time."""
@@ -152,11 +147,6 @@ class AdapterBase(nn.Module):
         named = [(name, p) for name, p in named if p.requires_grad]
         return self.method.optimizer(named) if named else None
 
-    def expect_update(self) -> None:
-        """Prepare for undoing a change of parameters, if this batch can be undone."""
-        if self.undo is not None:
-            self.undo.before_update()
-
     def source_digest(self) -> str:
         """Return the SHA-256 of the source model, computed once."""
         if not self.digest:
@@ -178,7 +168,7 @@ class AdapterBase(nn.Module):
     def prepare(self, loader: Iterable[Any]) -> None:
         """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
         with torch.inference_mode(False):
-            prepare(self, loader, lambda batch: self.checked((batch,)))
+            prepare(self, loader)
 
     def pause(self) -> None:
         """Only predict from now on, with what was learnt so far, until `resume`; a switch that no file keeps."""

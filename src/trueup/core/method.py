@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trueup.model.params import Params
 from trueup.model.split_model import Output, SplitModel
-from trueup.norm.policy import parse_norm
+from trueup.norm import parse_norm
 from trueup.validate import check_bool, check_float, check_int, check_pattern
 
 Named = Iterable[tuple[str, nn.Parameter]]

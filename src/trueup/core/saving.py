@@ -15,6 +15,7 @@ from trueup.core import files
 from trueup.core.building import Attempt, build, restored_on_error
 from trueup.core.copying import networks
 from trueup.core.identity import brief, identity, refuse_foreign
+from trueup.core.isolation import all_or_nothing
 from trueup.core.state import (
     AdapterState,
     Progress,
@@ -24,7 +25,6 @@ from trueup.core.state import (
     split_by_part,
     with_tensors,
 )
-from trueup.core.undo import all_or_nothing
 from trueup.model.runner import RunSettings
 from trueup.validate import check_int
 from trueup.version import __version__

@@ -1,6 +1,6 @@
 """The state of an adapter: captured, applied, and as named tensors.
 
-Resetting, rolling back, saving and loading are each one call of `AdapterState`; `core/undo.py` undoes a failed batch.
+Resetting, rolling back, saving and loading are each one call of `AdapterState`; `isolation.py` undoes a failed batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.identity import brief
+from trueup.core.isolation import expect_update
 from trueup.core.optimizer_state import Scalars, join_state, split_state
 from trueup.guard.marks import Marks
 from trueup.model.split_model import SplitModel
-from trueup.norm.batch import BatchPolicy
+from trueup.norm.policy import BatchPolicy
 
 if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
@@ -59,7 +60,7 @@ class AdapterState:
 
     def apply(self, adapter: AdapterBase, *, progress: bool = True) -> None:
         """Give an adapter a copy of this state; without `progress` its stream goes on."""
-        adapter.expect_update()
+        expect_update(adapter)
         assert adapter.fresh is not None
         with torch.inference_mode(False), torch.no_grad():
             _assign_weights(adapter, adapter.fresh.weights)

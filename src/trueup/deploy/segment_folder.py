@@ -32,8 +32,8 @@ from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches
 from trueup.deploy.run_log import RunLog, exclusive_access
 from trueup.deploy.windows import LoadedVolume, Window, load_volumes, predict_volume, sliding_window
+from trueup.model.calls import as_logits, call_model
 from trueup.model.copy_model import copy_model
-from trueup.model.heads import as_logits, call_model
 from trueup.validate import check_int
 
 MOST = 255  # classes or labels of an 8-bit mask

@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.guard.rules import Action, BatchSignals, Rule, add_decayed, buffers
 from trueup.hooks import hooked
-from trueup.norm.base import batchnorms
-from trueup.norm.batch import batch_moments
+from trueup.norm.policy import batch_moments, batchnorms
 from trueup.validate import check_float
 
 SeenMoments = list[tuple[_BatchNorm, Tensor, Tensor, int]]

@@ -6,15 +6,14 @@ does not depend on how much is stored. On a device other than the CPU, code uses
 not depend on values, so that the host need not wait; it reads the size only if the buffers may have to grow.
 """
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from trueup import devices
+from trueup import losses
 from trueup.memory import nearest
-from trueup.memory.journal import Journaled
 
 MAX_SUMMED = 2**24  # values that are gathered at once when class sums are recomputed
 ROW_BUFFERS = ("features", "probs", "labels", "entropy", "scale", "weight", "arrival")
@@ -41,6 +40,37 @@ class Update(NamedTuple):
     kept_mask: Tensor | None = None
     freed_mask: Tensor | None = None
     classes_mask: Tensor | None = None
+
+
+class Journal(list[tuple[Tensor, Any, Tensor]]):
+    """Overwritten rows in order: (tensor, rows, old values)."""
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Restore all old values, the newest first; call again if interrupted."""
+        for tensor, rows, values in reversed(self):
+            tensor[rows] = values
+        self.clear()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Copy as an empty journal: a copy has nothing to undo."""
+        return Journal, ()
+
+
+class Journaled(nn.Module):
+    """A module with large buffers that are overwritten row by row.
+
+    Before it overwrites rows of a buffer in `large`, it calls `record`. A buffer may also be replaced by a new tensor.
+    """
+
+    large: ClassVar[tuple[str, ...]] = ()
+    journal: Journal | None = None
+    """Set for the duration of a batch that may have to be undone."""
+
+    def record(self, tensor: Tensor, rows: Any) -> None:
+        """Record rows of a tensor before they are overwritten, if there is a journal."""
+        if self.journal is not None:
+            self.journal.append((tensor, rows, tensor[rows].clone()))
 
 
 class Bank(Journaled):
@@ -71,17 +101,9 @@ class Bank(Journaled):
     large = (*ROW_BUFFERS, "sketches", "centre", "projection")
 
     def __init__(
-        self,
-        classes: int,
-        dim: int,
-        per_class: int | None,
-        like: Tensor,
-        *,
-        unit: bool = False,
-        order: int = 2,
-        half: bool = False,
-        sketch: bool = False,
-    ) -> None:
+        self, classes: int, dim: int, per_class: int | None, like: Tensor, *, unit: bool = False, order: int = 2,
+        half: bool = False, sketch: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.per_class, self.unit, self.order = per_class, unit, order
         self.sketch = sketch = sketch and dim > nearest.MIN_SKETCH
@@ -144,7 +166,7 @@ class Bank(Journaled):
         """Return an upper bound of the size, without a sync if at least `min_size` entries are known to be stored."""
         known = self._bounds
         valid = known.counts is self.counts and known.version == _version(self.counts)
-        return known.max_size if valid and known.min_size >= min_size and devices.waits(self.counts) else self.size
+        return known.max_size if valid and known.min_size >= min_size and not self.counts.is_cpu else self.size
 
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor) -> None:
@@ -169,9 +191,14 @@ class Bank(Journaled):
         _, _, least, most, count = self._bounds
         self._bounds = Bounds(self.counts, _version(self.counts), least, min(most + n, self._capacity), count + n)
 
+    def insert_predicted(self, features: Tensor, scores: Tensor) -> None:
+        """Offer features under their predicted classes."""
+        scores = scores.detach().to(self.scale.dtype)
+        self.insert(features.detach(), F.softmax(scores, dim=1), scores.argmax(dim=1), losses.entropy(scores))
+
     def _rank(self, labels: Tensor, entropy: Tensor, limit: int) -> Update:
         """Rank new entries among those of their classes; decide which are kept, and in which rows."""
-        if not devices.waits(labels):
+        if labels.is_cpu:
             self._reserve(1)
         elif min(self._max_size() + len(labels), self._capacity) > len(self.labels):
             self._reserve(self.size + BATCHES_AHEAD * len(labels))
@@ -209,7 +236,7 @@ class Bank(Journaled):
         table = F.pad(stored, (0, 1)).scatter_(1, shifted.clamp(max=width), stored)  # last column: entries that lose
         table[group, rank.clamp(max=width)] = rows
         self.table[classes] = table[:, :width]
-        if not devices.waits(order):
+        if order.is_cpu:
             at, freed = kept.nonzero().squeeze(1), freed[: int(nth[-1])]
             self._reserve(self.size + len(at) - len(freed))
             return Update(order[at], rows[at], freed, classes[removed.any(dim=1)])
@@ -219,7 +246,7 @@ class Bank(Journaled):
 
     def _widen_table(self, rank: Tensor, limit: int) -> int:
         """Widen the table for the largest class that these entries may make; return its width."""
-        have, on_cpu = self.table.shape[1], not devices.waits(rank)
+        have, on_cpu = self.table.shape[1], rank.is_cpu
         if have < limit and (on_cpu or self._bounds.max_count + len(rank) > have):
             self._bounds = self._bounds._replace(max_count=int(self.counts.max()))
             need = self._bounds.max_count + (int(rank.max()) + 1 if on_cpu else BATCHES_AHEAD * len(rank))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.memory.journal import Journaled
+from trueup.memory.bank import Journaled
 
 
 class ImageBuffer(Journaled):

@@ -13,8 +13,6 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from trueup import devices
-
 MAX_SIMILARITIES = 2**24  # held at once: a search goes over the bank in chunks of this size
 CANDIDATES = 200  # rows compared exactly for each query
 SKETCH_RATIO, MIN_SKETCH = 4, 256  # a sketch has a quarter of a feature's length, but at least 256 values
@@ -94,7 +92,7 @@ def _top_rows(
     cutoff, tolerance = values[:, k - 1 : k], _tolerance(index, queries, rows[:, k - 1 : k])
     tied = cutoff - values[:, k : k + 1] <= tolerance
     values, rows = values[:, :k], rows[:, :k]
-    if whole and devices.waits(queries):
+    if whole and not queries.is_cpu:
         newest = _break_ties(index, whole, cutoff, tolerance, k)
         return torch.where(tied, newest[0], values), torch.where(tied, newest[1], rows)
     at = tied.nonzero()[:, 0]  # chunks were not kept: waiting for the device is cheaper than comparing all again
@@ -112,7 +110,7 @@ def candidate_count(k: int) -> int:
 def _exact_similarities(index: SearchIndex, queries: Tensor, rows: Tensor) -> Tensor:
     """Return similarities of each query with its own candidates (N, R); -inf for rows not in use."""
     each = rows.shape[1] * queries.shape[1]
-    step = max(1, (MAX_SIMILARITIES if devices.waits(queries) else MAX_GATHERED) // max(1, each))
+    step = max(1, (MAX_GATHERED if queries.is_cpu else MAX_SIMILARITIES) // max(1, each))
     buffer = index.features.new_empty(step * rows.shape[1], queries.shape[1])  # reused by all iterations
     similarity = queries.new_empty(rows.shape)
     for i in range(0, len(rows), step):

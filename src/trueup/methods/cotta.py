@@ -12,7 +12,7 @@ from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
 from trueup.losses import soft_cross_entropy
 from trueup.model.split_model import Output, SplitModel
-from trueup.norm.policy import POLICIES, parse_norm
+from trueup.norm import POLICIES, parse_norm
 from trueup.validate import check_float, check_int
 from trueup.views import check_images, cotta_view
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from trueup.core.method import Info, Method
 from trueup.core.registry import register
-from trueup.losses import entropy
 from trueup.memory.bank import Bank
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_int
@@ -44,20 +43,14 @@ class T3a(Method):
         """Return a bank that starts with the classifier's weights."""
         half = net.runner.low_memory
         bank = Bank(net.classes, net.weight.shape[1], self.per_class, net.weight, unit=True, half=half)
-        insert_predicted(bank, net.weight.detach(), net.classify(net.weight).detach())
+        bank.insert_predicted(net.weight.detach(), net.classify(net.weight).detach())
         return bank
 
     def observe(self, net: SplitModel, out: Output, state: Bank) -> None:
         """Insert the batch before it is classified."""
         # Differs: without a filter published code drops the least certain entry of each class with every batch.
-        insert_predicted(state, out.features, out.scores)
+        state.insert_predicted(out.features, out.scores)
 
     def predict(self, net: SplitModel, out: Output, state: Bank) -> Tensor:
         """Return similarity logits; 0 for a class without entries."""
         return out.features.to(state.scale.dtype) @ F.normalize(state.prototypes(), p=2, dim=1).T
-
-
-def insert_predicted(bank: Bank, features: Tensor, scores: Tensor) -> None:
-    """Insert features under their predicted classes."""
-    scores = scores.detach().to(bank.scale.dtype)
-    bank.insert(features.detach(), F.softmax(scores, dim=1), scores.argmax(dim=1), entropy(scores))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
 from trueup.memory.bank import Bank
-from trueup.methods.t3a import insert_predicted
 from trueup.model.params import Params
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_int
@@ -83,14 +82,14 @@ class Tast(GradientMethod):
         """Return T3A's bank, which starts with the classifier's weights, and random projections."""
         weight, state = net.weight.detach(), nn.Module()
         state.bank = Bank(net.classes, weight.shape[1], self.per_class, weight)
-        insert_predicted(state.bank, weight, net.classify(weight))
+        state.bank.insert_predicted(weight, net.classify(weight))
         state.projectors = Projectors(self.members, weight.shape[1], weight)
         state.before = copy.deepcopy(state.projectors).requires_grad_(False)
         return state
 
     def observe(self, net: SplitModel, out: Output, state: Any) -> None:
         """Insert the batch into the bank before it looks for neighbours there."""
-        insert_predicted(state.bank, out.features, out.scores)
+        state.bank.insert_predicted(out.features, out.scores)
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Return the sum over members of the mean over images and classes."""

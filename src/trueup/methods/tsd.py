@@ -13,7 +13,6 @@ from trueup.core.method import GradientMethod, Info
 from trueup.core.registry import register
 from trueup.losses import cosine, kl_divergence, soft_cross_entropy
 from trueup.memory.bank import Bank
-from trueup.methods.t3a import insert_predicted
 from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_choice, check_float, check_int
 
@@ -76,12 +75,12 @@ class Tsd(GradientMethod):
             half=net.runner.low_memory, sketch=self.search == "sketch" and self.alignment != 0,
         )  # fmt: skip
         bank.register_buffer("start", weight.to(bank.scale.dtype))
-        insert_predicted(bank, weight, net.classify(weight).detach())
+        bank.insert_predicted(weight, net.classify(weight).detach())
         return bank
 
     def observe(self, net: SplitModel, out: Output, state: Bank) -> None:
         """Insert the batch into the bank before prototypes are computed."""
-        insert_predicted(state, out.features, out.scores)
+        state.insert_predicted(out.features, out.scores)
 
     def loss(self, net: SplitModel, out: Output, state: Bank) -> Tensor | None:
         """Return the loss of the chosen variant."""

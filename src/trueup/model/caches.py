@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup.model.heads import call_model
+from trueup.model.calls import call_model
 
 _INTERNAL = set(vars(nn.Module()))  # attributes of every module: parameters, buffers, hooks
 

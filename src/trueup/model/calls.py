@@ -1,14 +1,25 @@
-"""Calls of a model with more than one tensor: by keyword, with a dict, or with several tensors."""
+"""Calls of a model: the images of a call, their checks, and the logits in the model's answer.
+
+A model may be called with one tensor, by keyword, with a dict, or with several tensors.
+"""
 
 from __future__ import annotations
 
+import dis
 import inspect
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from trueup.finite import check_values
+
+_TORCH = str(Path(torch.__file__).parent / "_")[:-1]  # with a separator at its end: torchvision is another
+_INPUT = re.compile(r"shape|\bsizes?\b|\bchannels?\b|\bdimensions?\b|\bdtype\b|\bheight\b|\bwidth\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -185,3 +196,124 @@ def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
 def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     items = [type(item).__name__ for item in args] + [f"{name}={type(v).__name__}" for name, v in kwargs.items()]
     return ", ".join(items) or "none"
+
+
+def read_images(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, rows: bool = True) -> Tensor:
+    """Return the images of a call; refuse what the model cannot use, with `rows` also single bad rows."""
+    x = read_call(model, args, kwargs)
+    check_input(x, model, rows=rows)
+    return x.clone() if x.is_inference() else x.detach()
+
+
+def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
+    """Refuse a batch that the model cannot use; `rows`: also for values in a single row."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise ValueError(f"x has the layout {x.layout}: make it dense with x.to_dense()")
+    if x.ndim < 2 or x.numel() == 0:
+        raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
+    if x.dtype == torch.uint8:
+        pass  # for models that normalise images themselves; others refuse it when they run
+    elif not x.is_floating_point():
+        raise ValueError(f"x is {x.dtype}: convert and normalise it as in training, e.g. x.float() / 255")
+    weight = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if weight is not None:
+        if x.device != weight.device:
+            raise ValueError(f"x is on {x.device}, the model on {weight.device}: move one with .to(...)")
+        if x.dtype not in (weight.dtype, torch.uint8) and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"x is {x.dtype}, the model {weight.dtype}: convert x with x.to({weight.dtype})")
+    for i, other in enumerate(x.others if isinstance(x, Batch) else (), 2):
+        if other.device != x.device:
+            raise ValueError(f"input {i} is on {other.device}, the images on {x.device}: move one with .to(...)")
+        if other.is_floating_point() and bool(other.isnan().any()):  # infinite values may mean something in a mask
+            raise ValueError(f"input {i} has values that are NaN")
+    if rows and x.is_cpu:  # on other devices the forward pass checks it, to wait only once
+        check_values(x)
+
+
+def call_model(model: Callable[..., Any], x: Tensor) -> Any:
+    """Run a model; turn torch's errors about the input into a ValueError that shows its shape."""
+    args, kwargs = arguments(x.clone())  # a model may change its input in place
+    try:
+        return model(*args, **kwargs)
+    except (RuntimeError, IndexError, AssertionError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or raised_by_model(error):
+            raise
+        shape = tuple(x.shape[1:])
+        way = "" if x.is_floating_point() else "; if it does not normalise images itself, pass x.float() / 255"
+        raise ValueError(
+            f"the model cannot take images of shape {shape}, {x.dtype} on {x.device}: {error}{way}"
+        ) from error
+
+
+def raised_by_model(error: Exception) -> bool:
+    """Return whether an error is the model's own and must reach the user as it is.
+
+    It is if a `raise` or `assert` outside of torch made it, unless it is a plain RuntimeError, IndexError or
+    AssertionError that speaks of the input: of shape, size, channels, dimensions, height, width or dtype. A failing
+    operation of torch has no `raise` in Python, or one in torch's own files.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS" or code.co_filename.startswith(_TORCH):
+        return False
+    plain = type(error) in (RuntimeError, IndexError, AssertionError)
+    return not (plain and _INPUT.search(str(error)))
+
+
+@dataclass(frozen=True)
+class AnswerPart:
+    """The logits in a model's answer, by key or attribute."""
+
+    name: str
+
+    def __call__(self, answer: Any) -> Any:
+        """Return the logits; refuse an answer that lacks them."""
+        if isinstance(answer, Mapping) and self.name in answer:
+            return answer[self.name]
+        if not isinstance(answer, Tensor | Mapping) and hasattr(answer, self.name):
+            return getattr(answer, self.name)
+        has = f" with {', '.join(map(str, answer))}" if isinstance(answer, Mapping) else ""
+        raise ValueError(
+            f"output={self.name!r}: the model returned {type(answer).__name__}{has}, which has no key or attribute of "
+            f"this name; name another, or pass a function from what it returns to the logits"
+        )
+
+
+def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[Any], Tensor] | None:
+    """Return the function from a model's answer to its logits: `output` itself, or one for the part it names."""
+    if isinstance(output, str):
+        return AnswerPart(output)
+    if output is not None and not callable(output):
+        raise TypeError(
+            f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
+            f"or attribute that holds them"
+        )
+    return output
+
+
+def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, least: int = 2) -> Tensor:
+    """Return the logits in a model's answer: a tensor, a dict's "out" or "logits", an object's `.logits`."""
+    if output is not None:
+        answer = output(answer)
+    elif isinstance(answer, dict) and ("out" in answer or "logits" in answer):
+        answer = answer["out"] if "out" in answer else answer["logits"]
+    elif not isinstance(answer, Tensor):
+        answer = getattr(answer, "logits", answer)
+    if not isinstance(answer, Tensor):
+        raise ValueError(
+            f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits, "
+            f"or the name of the key or attribute that holds them"
+        )
+    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < least or not answer.is_floating_point():
+        hint = "; multilabel=True if each channel is a label of its own" if answer.ndim > 1 == answer.shape[1] else ""
+        raise ValueError(
+            f"for {rows} inputs the model returned {tuple(answer.shape)} {answer.dtype}; "
+            f"logits must be floating point of shape ({rows}, classes, ...) with at least two classes{hint}"
+        )
+    return answer

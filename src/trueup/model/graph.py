@@ -1,28 +1,19 @@
-"""Inputs and outputs of a layer while a model runs, also where torch.compile has made a graph of the model."""
+"""A model compiled by torch.compile, with the inputs and outputs of one of its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trueup.hooks import hooked
-from trueup.model.heads import call_model
+from trueup.model.calls import call_model
 from trueup.model.recompute import replaced_forward
 
 Calls = list[tuple[Tensor, Tensor]]
-
-
-@contextmanager
-def recording_calls(layer: nn.Module | None) -> Iterator[Calls]:
-    """Collect the inputs and outputs of a layer, call by call."""
-    calls: Calls = []
-    with hooked([] if layer is None else [layer], after=lambda _, args, out: calls.append((args[0], out))):
-        yield calls
 
 
 class Graph:

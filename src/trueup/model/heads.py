@@ -2,114 +2,21 @@
 
 from __future__ import annotations
 
-import dis
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trueup.hooks import hooked
-from trueup.model.calls import Batch, arguments
+from trueup.model.calls import Batch, as_logits, call_model
 from trueup.model.head_errors import Call, explain, makes_logits, refuse_features
 from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # imported from here by others
 from trueup.model.probabilities import NotLogitsError, refuse_probabilities
 from trueup.model.readout import HEADS, is_affine, linear_sums, same_pixels, weight_of, width_of
+from trueup.model.split_model import rows_of
 
 T = TypeVar("T")
-
-_TORCH = str(Path(torch.__file__).parent / "_")[:-1]  # with a separator at its end: torchvision is another
-_INPUT = re.compile(r"shape|\bsizes?\b|\bchannels?\b|\bdimensions?\b|\bdtype\b|\bheight\b|\bwidth\b", re.IGNORECASE)
-
-
-def call_model(model: Callable[..., Any], x: Tensor) -> Any:
-    """Run a model; turn torch's errors about the input into a ValueError that shows its shape."""
-    args, kwargs = arguments(x.clone())  # a model may change its input in place
-    try:
-        return model(*args, **kwargs)
-    except (RuntimeError, IndexError, AssertionError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or raised_by_model(error):
-            raise
-        shape = tuple(x.shape[1:])
-        way = "" if x.is_floating_point() else "; if it does not normalise images itself, pass x.float() / 255"
-        raise ValueError(
-            f"the model cannot take images of shape {shape}, {x.dtype} on {x.device}: {error}{way}"
-        ) from error
-
-
-def raised_by_model(error: Exception) -> bool:
-    """Return whether an error is the model's own and must reach the user as it is.
-
-    It is if a `raise` or `assert` outside of torch made it, unless it is a plain RuntimeError, IndexError or
-    AssertionError that speaks of the input: of shape, size, channels, dimensions, height, width or dtype. A failing
-    operation of torch has no `raise` in Python, or one in torch's own files.
-    """
-    trace = error.__traceback__
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS" or code.co_filename.startswith(_TORCH):
-        return False
-    plain = type(error) in (RuntimeError, IndexError, AssertionError)
-    return not (plain and _INPUT.search(str(error)))
-
-
-@dataclass(frozen=True)
-class AnswerPart:
-    """The logits in a model's answer, by key or attribute."""
-
-    name: str
-
-    def __call__(self, answer: Any) -> Any:
-        """Return the logits; refuse an answer that lacks them."""
-        if isinstance(answer, Mapping) and self.name in answer:
-            return answer[self.name]
-        if not isinstance(answer, Tensor | Mapping) and hasattr(answer, self.name):
-            return getattr(answer, self.name)
-        has = f" with {', '.join(map(str, answer))}" if isinstance(answer, Mapping) else ""
-        raise ValueError(
-            f"output={self.name!r}: the model returned {type(answer).__name__}{has}, which has no key or attribute of "
-            f"this name; name another, or pass a function from what it returns to the logits"
-        )
-
-
-def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[Any], Tensor] | None:
-    """Return the function from a model's answer to its logits: `output` itself, or one for the part it names."""
-    if isinstance(output, str):
-        return AnswerPart(output)
-    if output is not None and not callable(output):
-        raise TypeError(
-            f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
-            f"or attribute that holds them"
-        )
-    return output
-
-
-def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, least: int = 2) -> Tensor:
-    """Return the logits in a model's answer: a tensor, a dict's "out" or "logits", an object's `.logits`."""
-    if output is not None:
-        answer = output(answer)
-    elif isinstance(answer, dict) and ("out" in answer or "logits" in answer):
-        answer = answer["out"] if "out" in answer else answer["logits"]
-    elif not isinstance(answer, Tensor):
-        answer = getattr(answer, "logits", answer)
-    if not isinstance(answer, Tensor):
-        raise ValueError(
-            f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits, "
-            f"or the name of the key or attribute that holds them"
-        )
-    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < least or not answer.is_floating_point():
-        hint = "; multilabel=True if each channel is a label of its own" if answer.ndim > 1 == answer.shape[1] else ""
-        raise ValueError(
-            f"for {rows} inputs the model returned {tuple(answer.shape)} {answer.dtype}; "
-            f"logits must be floating point of shape ({rows}, classes, ...) with at least two classes{hint}"
-        )
-    return answer
 
 
 @torch.no_grad()
@@ -247,12 +154,3 @@ def _adds_up(module: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> boo
         return weight_of(module).shape == (out.shape[1], inp.shape[1])
     except RuntimeError:  # it wants maps of another size, or its layers do not run in the order in which they stand
         return False
-
-
-def rows_of(features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Drop spatial axes of size one on both sides of the head: (N, D, 1, 1) and (N, 1, 1, D) become (N, D)."""
-    if features.numel() == len(features) * max(features.shape[1:]) and scores.numel() == len(scores) * max(
-        scores.shape[1:]
-    ):
-        return features.flatten(1), scores.flatten(1)
-    return features, scores

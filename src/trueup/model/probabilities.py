@@ -88,3 +88,10 @@ def refuse_probabilities(answer: Callable[[], Tensor], logits: Tensor, *, sure: 
 
 def _in_unit_range(values: Tensor) -> bool:
     return bool(((values >= 0) & (values <= 1)).all())
+
+
+def check_logits(logits: Tensor, *, multilabel: bool) -> None:
+    """Refuse probabilities: a softmax of them is nearly uniform, and nothing can be learnt from that."""
+    values = logits.detach().float()
+    if not multilabel and bool((values >= 0).all()) and bool(((values.sum(dim=1) - 1).abs() < 1e-4).all()):
+        raise ValueError("the model returns probabilities, not logits: leave out its softmax, or pass output=torch.log")

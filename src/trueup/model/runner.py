@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,15 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trueup import devices
 from trueup.finite import NotFiniteError, check_values, usable
 from trueup.model.caches import Caches
-from trueup.model.calls import Batch, Signature, as_called
-from trueup.model.graph import Calls, Graph, recording_calls
-from trueup.model.heads import as_logits, call_model, output_function
+from trueup.model.calls import Batch, Signature, as_called, as_logits, call_model, output_function
+from trueup.model.graph import Calls, Graph
 from trueup.model.recompute import RecomputedBlocks, UnfitError, recomputing
-from trueup.model.steps import Steps
-from trueup.norm.base import NormPolicy, SourcePolicy
+from trueup.norm.policy import NormPolicy, SourcePolicy
 from trueup.validate import check_bool, check_choice
 
 log = logging.getLogger("trueup")
@@ -78,6 +75,71 @@ class RunSettings:
         return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
 
+@contextmanager
+def recording_calls(layer: nn.Module | None) -> Iterator[Calls]:
+    """Collect the inputs and outputs of a layer, call by call."""
+    calls: Calls = []
+    if layer is None:
+        yield calls
+        return
+    with layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))):
+        yield calls
+
+
+class Steps:
+    """A count of optimiser steps. Steps skipped on a device become known when the host next waits for it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._held: Tensor | None = None  # how many of them were skipped on a device, not read yet
+        self.shrunk = 0  # how often the loss scale was too large
+
+    @property
+    def count(self) -> int:
+        """Return how many steps were taken; this may wait for a device."""
+        if self._held is not None:
+            self._read(float(self._held))
+        return self._count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        """Set the count, with no step left to read."""
+        self._count, self._held = count, None
+
+    def scale(self, usual: float) -> float:
+        """Return the loss scale: less, each time that a gradient was not finite."""
+        return max(1.0, usual * 0.25**self.shrunk)
+
+    def left_out(self, count: int = 1) -> None:
+        """Note that so many gradients were not finite."""
+        self.shrunk = min(self.shrunk + count, 8)
+        log.warning("the gradient is not finite; %d update%s left out", count, " is" if count == 1 else "s are")
+
+    def restart(self) -> None:
+        """Start again at zero."""
+        self.count = self.shrunk = 0
+
+    def taken(self, held: Tensor | None = None) -> None:
+        """Count a step, unless `held`, if given, turns out to be 1."""
+        self._count += 1
+        if held is not None:
+            self._held = held if self._held is None else self._held + held
+
+    def look(self, fine: Tensor) -> bool:
+        """Read a truth value and, in the same wait for the device, how many steps were skipped."""
+        if self._held is None:
+            return bool(fine)
+        good, held = torch.stack([fine.to(self._held), self._held]).tolist()
+        self._read(held)
+        return bool(good)
+
+    def _read(self, held: float) -> None:
+        self._held = None
+        if held:
+            self._count -= int(held)
+            self.left_out(int(held))
+
+
 class Runner:
     """Runs one model on batches, under settings that may change, and counts the optimiser's steps."""
 
@@ -118,8 +180,16 @@ class Runner:
 
     @property
     def loss_scale(self) -> float:
-        """Return the factor of a loss against underflow of its gradient."""
+        """The factor of a loss in backward, against underflow of its gradient in fp16."""
         return self.steps.scale(LOSS_SCALE if self.settings.precision == "fp16" else 1.0)
+
+    def backward(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Compute the gradient of a loss."""
+        scale = self.loss_scale
+        (loss * scale if scale != 1 else loss).backward()
+        for p in parameters if scale != 1 else ():
+            if p.grad is not None:
+                p.grad.div_(scale)
 
     def as_called(self, x: Tensor) -> Tensor:
         """Return images in the form of this batch's calls."""
@@ -151,14 +221,14 @@ class Runner:
 
     def without_caches(self) -> nn.Module:
         """Return the model, cleared of tensors that it cached in earlier forwards."""
-        if self.caches is not None:
+        if self.caches is not None and self.caches.places:
             self.caches.clear(self.model)
         return self.model
 
     def check_finite(self, x: Tensor, features: Tensor, logits: Tensor) -> None:
         """Refuse an answer that is not finite; a device is waited for once, also for the outcome of earlier steps."""
         fine = (_norm(features) + _norm(logits)).isfinite()
-        if not self.steps.look(fine & usable(x) if devices.waits(x) else fine):
+        if not self.steps.look(fine if x.is_cpu else fine & usable(x)):
             check_values(x)
             raise NotFiniteError(
                 "the model's answer to this batch is not finite: the values are too large, "

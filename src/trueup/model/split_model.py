@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trueup.model.heads import HeadNotFoundError, rows_of
+from trueup.model.head_errors import HeadNotFoundError
 from trueup.model.readout import classify, features_and_scores, weight_of
 from trueup.model.runner import Runner, RunSettings
-from trueup.norm.policy import make_policy
+from trueup.norm import make_policy
 from trueup.views import Normalization
 
 
@@ -183,6 +183,15 @@ class SplitModel(nn.Module):
         """Return a frozen copy with its own storage: a teacher, an anchor."""
         twin = copy.deepcopy(self)
         return twin.requires_grad_(False)
+
+
+def rows_of(features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop spatial axes of size one on both sides of the head: (N, D, 1, 1) and (N, 1, 1, D) become (N, D)."""
+    if features.numel() == len(features) * max(features.shape[1:]) and scores.numel() == len(scores) * max(
+        scores.shape[1:]
+    ):
+        return features.flatten(1), scores.flatten(1)
+    return features, scores
 
 
 def _promoted(values: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.model.inputs import check_model
+from trueup.model.copy_model import check_model
 from trueup.model.readout import CosineHead
 
 

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trueup.norm import base
-from trueup.norm.base import Moments
+from trueup.norm.policy import (
+    Moments,
+    NormPolicy,
+    biased_moments,
+    mix_moments,
+    own_statistics,
+    refuse_not_finite,
+    replacing_statistics,
+)  # fmt: skip
 
 
-class EmaPolicy(base.NormPolicy):
+class EmaPolicy(NormPolicy):
     """Running estimates in the layers' own buffers; the number is how far a batch moves them.
 
     A forward that updates moves the estimates first and normalises with them, as constants for the gradient; they are
@@ -29,18 +36,16 @@ class EmaPolicy(base.NormPolicy):
             if self.seen is None:
                 return own
             before = self.seen.get(layer, own)
-            now = self.seen[layer] = (
-                own if self.few(x) else base.mix_moments(before, base.biased_moments(x), self.number)
-            )
+            now = self.seen[layer] = own if self.few(x) else mix_moments(before, biased_moments(x), self.number)
             return now
 
-        return base.replacing_statistics(model, choose)
+        return replacing_statistics(model, choose)
 
     @torch.no_grad()
     def remember(self, model: nn.Module, seen: dict[_BatchNorm, Moments]) -> None:
         """Copy the moved estimates into the layers' buffers."""
-        base.refuse_not_finite(list(seen.values()))
+        refuse_not_finite(list(seen.values()))
         for layer, moments in seen.items():
-            for estimate, value in zip(base.own_statistics(layer), moments, strict=True):
+            for estimate, value in zip(own_statistics(layer), moments, strict=True):
                 if value is not estimate:
                     estimate.copy_(value)

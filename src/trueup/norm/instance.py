@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.hooks import hooked
-from trueup.norm.base import Moments, NormPolicy, batchnorms, own_statistics, refuse_not_finite
+from trueup.norm.policy import Moments, NormPolicy, batchnorms, own_statistics, refuse_not_finite
 
 RATE = 0.01  # how far an updating forward moves the estimates
 

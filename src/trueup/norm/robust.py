@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.hooks import hooked
-from trueup.norm.base import Moments, NormPolicy, batchnorms, own_statistics, replacing_statistics
+from trueup.norm.policy import Moments, NormPolicy, batchnorms, own_statistics, replacing_statistics
 
 RATE = 0.1 / 64  # how far one image moves the estimates: 64 of them as far as a batch moves those of "ema"
 ANCHOR = 0.1  # the source's part in the target of the estimates
@@ -31,6 +31,7 @@ class RobustPolicy(NormPolicy):
     """
 
     remembers = True
+    fewest_to_learn = LEAST
     shares: Tensor
 
     def __init__(self, *args: Any) -> None:

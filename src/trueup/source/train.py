@@ -23,7 +23,7 @@ from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import ConcatDomains, Loader, normalize_images, prefetch
 from trueup.data.streams import batches
-from trueup.model.heads import as_logits, call_model
+from trueup.model.calls import as_logits, call_model
 from trueup.source.checkpoints import KIND, Store, digest_of_file, join_groups, read_unfinished
 from trueup.source.external_checkpoints import find_misfits, refuse_misfits, take_prefix
 from trueup.source.holdout import split_holdout

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.norm.policy import NUMBERS
+from trueup.norm import NUMBERS
 from trueup.testing.case import Case, SkipCheck, frozen_tensors, play, same
 from trueup.testing.checks.contract import check
 

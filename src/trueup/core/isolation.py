@@ -1,4 +1,4 @@
-"""Undo: a batch happens whole or not at all, whatever is raised in the middle of it."""
+"""Isolation of a batch: calls take turns, a failure leaves no trace, random numbers are the adapter's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trueup.memory.journal import Journal, Journaled
+from trueup.memory.bank import Journal, Journaled
 from trueup.model.split_model import SplitModel
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A", bound="AdapterBase")
 
+
+# Torch's generators are global: only one thread at a time may swap in a stream.
+_GENERATORS = threading.RLock()
 
 # Attributes of an adapter that a batch, or loading a state, may give another value.
 _VALUES = ("batches", "images", "last_numbers", "optimizer", "kept", "fresh", "prepared")
@@ -98,7 +101,7 @@ class Undo:
     def capture(self) -> None:
         """Copy what a batch may change apart from parameters. Before the first batch there is nothing to copy."""
         adapter, monitor = self._adapter, self._adapter.monitor
-        if not adapter.built:
+        if adapter.fresh is None:
             return
         self._plain = [(part, dict(part)) for net in _networks(adapter) for part in net.registries()]
         self._adapter_values = {name: vars(adapter)[name] for name in _VALUES}
@@ -156,6 +159,12 @@ class Undo:
         """Stop keeping journals."""
         for module in self._journaled:
             module.journal = None
+
+
+def expect_update(adapter: AdapterBase) -> None:
+    """Prepare for undoing a change of parameters, if this batch can be undone."""
+    if adapter.undo is not None:
+        adapter.undo.before_update()
 
 
 class Scratch:
@@ -255,3 +264,68 @@ def _behave(module: nn.Module, behaviour: tuple[dict[int, Any], dict[int, Any], 
         module.forward = behaviour[2]
     else:
         vars(module).pop("forward", None)
+
+
+class RandomStream:
+    """Generator states of the CPU and of the device in use, swapped in during a `with` block."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.states: dict[str, Tensor] = {}
+        self._active: list[torch.device] = []
+
+    @contextmanager
+    def drawing(self, device: torch.device) -> Iterator[None]:
+        """Draw random numbers from this stream within the block; adapters in other threads wait."""
+        with _GENERATORS:
+            yield from self._drawing(device)
+
+    def _drawing(self, device: torch.device) -> Iterator[None]:
+        devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+        before = [_get(d) for d in devices]
+        try:
+            for d in devices:
+                _set(d, self.states.get(d.type, self._start(d)))
+            self._active = devices
+            yield
+            self.states = {d.type: _get(d) for d in devices}  # skipped after a failure, which is rolled back
+        finally:
+            self._active = []
+            for d, state in zip(devices, before, strict=True):
+                _set(d, state)
+
+    def restart(self, states: dict[str, Tensor] | None = None) -> None:
+        """Restart from the seed, or from saved generator states."""
+        self.states = dict(states or {})
+        for device in self._active:
+            _set(device, self.states.get(device.type, self._start(device)))
+
+    def _start(self, device: torch.device) -> Tensor:
+        return torch.Generator(device).manual_seed(self.seed).get_state()
+
+
+def _get(device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
+    return state
+
+
+def _set(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Restore the generators at the end of the block."""
+    devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+    with _GENERATORS:
+        states = [_get(d) for d in devices]
+        try:
+            yield
+        finally:
+            for d, state in zip(devices, states, strict=True):
+                _set(d, state)
