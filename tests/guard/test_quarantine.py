@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import Event, Guard
+from trueup.core.guarded_batch import bad_rows
 from trueup.core.saving import to_file
-from trueup.finite import bad_rows
 from trueup.testing import convnet, images, scenes, segnet
 from trueup.testing.case import difference, play, same
 
