@@ -89,8 +89,8 @@ ROWS = [
     (
         "masks: labels adapted as classes",
         "StreamRunner.adapter",
-        "Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel, pixels=pixels)",
-        "Adapter(self.model, method, guard=guard, seed=self.seed, pixels=pixels)",
+        "Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel, normalization=pixels)",
+        "Adapter(self.model, method, guard=guard, seed=self.seed, normalization=pixels)",
         "test_mask_streams",
     ),
     (

@@ -55,7 +55,7 @@ ROWS = [
     ),
     (
         "random: the user's stream moves on",
-        "RandomStream._drawing",
+        "undisturbed",
         "_set(d, state)",
         "pass",
         "test_adapter test_contract",
@@ -170,7 +170,13 @@ ROWS = [
         "test_runner",
     ),
     ("runner: a scale that never shrinks", "Steps.scale", "usual * 0.25**self.shrunk", "usual", "test_runner"),
-    ("caches: teachers keep theirs", "look_for_caches", "networks(adapter)", "networks(adapter)[:1]", "test_caches"),
+    (
+        "caches: teachers keep theirs",
+        "detect_caches",
+        "networks(adapter, fresh=True)",
+        "networks(adapter)[:1]",
+        "test_caches",
+    ),
     ("steps: a device never leaves one out", "step_if_finite", "~size.isfinite()", "size != size", "test_steps"),
     ("steps: those left out are counted", "Steps._read", "self._count -= int(held)", "", "test_steps"),
     (
@@ -199,13 +205,13 @@ ROWS = [
     (
         "calls: teachers are called otherwise",
         "calling",
-        "for net in networks(adapter):\n    net.runner.signature = x.signature",
+        "for net in networks(adapter, fresh=True):\n    net.runner.signature = x.signature",
         "for net in networks(adapter)[:1]:\n    net.runner.signature = x.signature",
         "test_calls",
     ),
     (
         "fork: updated weights are shared",
-        "shared",
+        "shared_tensors",
         "{id(p): nn.Parameter(p.detach(), requires_grad=False) for selected, n, p in each if n not in selected}",
         "{id(p): nn.Parameter(p.detach(), requires_grad=False) for selected, n, p in each}",
         "test_fork",

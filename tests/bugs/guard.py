@@ -53,7 +53,7 @@ ROWS = [
     (
         "guard: a parameter may become NaN",
         "Adapter._update",
-        "monitor.step_taken(finite=bool(moved.isfinite()))",
+        "monitor.step_taken(finite=bool(size.isfinite()))",
         "monitor.step_taken(finite=True)",
         "test_monitor test_recovery test_quarantine",
     ),

@@ -66,7 +66,7 @@ ROWS = [
         "test_autosave",
     ),
     ("autosave: all are kept", "Autosave.write", "[*states, path][: -self.keep]", "[][: -self.keep]", "test_autosave"),
-    ("load: any moments are taken", "join_state", "values.keys() != usual.keys()", "False", "test_malicious_files"),
+    ("load: any moments are taken", "join_state", "values.keys() != expected.keys()", "False", "test_malicious_files"),
     (
         "load: moments of any length are taken",
         "join_state",

@@ -165,7 +165,7 @@ def test_rows_that_lead_nowhere_are_refused() -> None:
         def rows(self, state: Any, n: int) -> int:
             return 0
 
-    with pytest.raises(ValueError, match="took 0 of 16 waiting rows"):
+    with pytest.raises(ValueError, match="returned 0 for 16 remaining rows"):
         trueup.adapt(convnet(), Idle())(X)
 
 

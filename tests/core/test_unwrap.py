@@ -16,7 +16,7 @@ import trueup
 from trueup.core import files
 from trueup.core.adapter import Adapter
 from trueup.core.state import AdapterState
-from trueup.norm import batch, make_policy
+from trueup.norm import make_policy, policy
 from trueup.norm.policy import BatchPolicy, batch_moments
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
@@ -186,14 +186,14 @@ def test_channels_that_are_not_finite_are_left_as_they_were() -> None:
     assert found["0.running_var"][1:].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("part", [64, batch.PART])
+@pytest.mark.parametrize("part", [64, policy.PART])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_batch_moments_are_exact_far_from_zero(
     part: int, last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts or at once, in any layout; the mean of squares less the squared mean would be far off."""
-    monkeypatch.setattr(batch, "PART", part)
+    monkeypatch.setattr(policy, "PART", part)
     x = torch.randn(9, 4, 5, 5, generator=torch.Generator().manual_seed(0)) + 1000.0 * torch.arange(4).view(1, 4, 1, 1)
     x = x.to(dtype).contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
     mean, variance = batch_moments(x)

@@ -158,5 +158,5 @@ def test_saving_images_of_users_is_said(method: str, tmp_path: Path, caplog: pyt
     adapter.save(tmp_path / "state")
     adapter.save(tmp_path / "state")
     assert [r.message for r in caplog.records].count(
-        f"a state of {method} holds images of the stream: guard it as you guard them"
+        f"a state of {method} holds images of the stream: protect it as you protect them"
     ) == 1

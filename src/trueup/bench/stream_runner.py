@@ -138,7 +138,9 @@ class StreamRunner:
         """Make a fresh adapter of the model."""
         guard = Guard() if self.guard else None
         pixels = make_normalization(self.loader.channels.mean, self.loader.channels.std)
-        return Adapter(self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel, pixels=pixels)
+        return Adapter(
+            self.model, method, guard=guard, seed=self.seed, multilabel=self.multilabel, normalization=pixels
+        )
 
     def batches(self) -> Iterator[tuple[Tensor, Indices]]:
         """Yield the batches of the stream with their indices; intruders have index -1."""

@@ -1,1 +1,1 @@
-"""The contract of a method and the one flow that runs it; knows torch only."""
+"""The adapter: the flow of a batch, the state that it changes, and the base class of methods."""

@@ -1,4 +1,4 @@
-"""The adapter: the one flow of a batch, and the only optimiser step."""
+"""The adapter: the flow of a batch, and the optimiser step."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Adapter(AdapterBase):
         """Predict a batch, then adapt to it. Returns detached logits, at least float32.
 
         Call it as you call the model: `adapter(x)`, `adapter(pixel_values=x)`, with a dict or several tensors. With a
-        guard a row that holds NaN, infinite or huge values is answered by zeros, and disturbs no other. Threads take
-        turns. If anything is raised, also by Ctrl-C, the batch has happened as a whole or not at all.
+        guard, rows with NaN, infinite or huge values get logits of zero and do not affect other rows. Threads take
+        turns. An exception, also Ctrl-C, leaves the adapter as it was before the batch.
         """
         with torch.inference_mode(False):
             x = read_images(self.net.model, args, kwargs, rows=self.monitor is None)
@@ -50,7 +50,7 @@ class Adapter(AdapterBase):
     __call__: Callable[..., Tensor]
 
     def _answer(self, x: Tensor) -> Tensor:
-        """Answer a batch, in as many parts as the method asks for."""
+        """Predict and learn, in as many parts as the method asks for."""
         if self.fresh is None or self.net.runner.caches is None:
             make_ready(self, x)
         if "prepare" in self.method.info.needs and not self.prepared:
@@ -64,29 +64,32 @@ class Adapter(AdapterBase):
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def _take(self, x: Tensor, *, last: bool) -> Tensor:
-        """Predict, observe, step, clean up, answer; `last` if no other part of the batch follows."""
+        """Run the hooks on one part of a batch: forward, observe, loss, after, predict.
+
+        last: no other part follows; an episodic method then forgets the batch.
+        """
         net, learns = self.net, self._learns
-        # With robust statistics the first pass answers; learning is a second pass with the statistics of the batch.
+        # A policy with two passes predicts in the first, and learns in the second with statistics of the batch.
         two_passes = self.optimizer is not None and net.policy.two_passes
-        starts_afresh = self.method.episodic and last
-        # The policy holds until after backward, for models that recompute their activations there.
+        reset = self.method.episodic and last
+        # The policy stays active until after backward, for models that recompute their activations there.
         with torch.set_grad_enabled(self.optimizer is not None and learns and not two_passes), net.active(len(x)):
             with nullcontext() if learns else net.frozen_statistics():
                 out = self._forward(x)
             if learns and not two_passes:
-                starts_afresh |= self._learn(x, out)
+                reset |= self._learn(x, out)
         if learns and two_passes:
             inliers = x[net.policy.inlier_rows(len(x))]
             if len(inliers) >= (1 if self.method.many_views else net.policy.fewest_to_learn):
                 with torch.enable_grad(), net.active(len(inliers), learning=True):
-                    starts_afresh |= self._learn(inliers, self._forward(inliers))
+                    reset |= self._learn(inliers, self._forward(inliers))
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             if learns:
                 net.update_estimates()
             answer = self.hooks.predict(net, out, self.state).detach()
             for observe in self.answer_observers:
                 observe(net, out, answer)
-        if starts_afresh and self.fresh is not None:
+        if reset and self.fresh is not None:
             self.fresh.apply(self, progress=False)
             self.random.restart()
         return answer if self.monitor is None else judged_answer(self, self.monitor, x, answer)
@@ -99,28 +102,28 @@ class Adapter(AdapterBase):
         return out
 
     def _learn(self, x: Tensor, out: Output) -> bool:
-        """Observe, step, clean up; return whether the method asks for a fresh start."""
-        method, net, state, starts_afresh = self.hooks, self.net, self.state, False
+        """Observe, step, and run `after`; return whether the method asks for a reset."""
+        method, net, state, reset = self.hooks, self.net, self.state, False
         # Only the model runs under the user's autocast; losses and memory do not.
-        exact = partial(torch.autocast, x.device.type, enabled=False)
-        with exact(), torch.no_grad():
+        no_autocast = partial(torch.autocast, x.device.type, enabled=False)
+        with no_autocast(), torch.no_grad():
             method.observe(net, out, state)
         for step in range(self.method.steps if isinstance(self.method, GradientMethod) else 1):
             if step > 0:
                 with net.frozen_statistics():
                     out = self._forward(x)
-            with exact():
+            with no_autocast():
                 decisions = self._update(out)
             expect_update(self)
-            if decisions:  # the step went wrong: what follows it would mix two states
+            if decisions:  # the guard rolls back: `after` would mix two states
                 self.act(decisions)
                 break
-            with exact(), torch.no_grad():
-                starts_afresh |= method.after(net, out, state) == "reset"
-        return starts_afresh
+            with no_autocast(), torch.no_grad():
+                reset |= method.after(net, out, state) == "reset"
+        return reset
 
     def _update(self, out: Output) -> list[Decision]:
-        """Take the only optimiser step; return what the guard decides about it."""
+        """Take an optimiser step; return the guard's decisions about it."""
         optimizer, monitor = self.optimizer, self.monitor
         loss = None if optimizer is None else self.hooks.loss(self.net, out, self.state)
         if optimizer is None or loss is None:
@@ -141,7 +144,7 @@ class Adapter(AdapterBase):
         decisions: list[Decision] = []
         norm = torch.nn.utils.get_total_norm([loss.detach(), *(p.grad for p in parameters if p.grad is not None)])
         if monitor is None and left_to_device(optimizer, norm):
-            runner.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
+            runner.steps.taken(step_if_finite(optimizer, norm))  # without remaining for the device
         elif not bool(norm.isfinite()):
             runner.steps.left_out()
             decisions = [] if monitor is None else monitor.gradient_failed()
@@ -149,24 +152,24 @@ class Adapter(AdapterBase):
             optimizer.step()
             runner.steps.taken()
             if monitor is not None:
-                moved = torch.nn.utils.get_total_norm([p.detach() for p in parameters])
-                decisions = monitor.step_taken(finite=bool(moved.isfinite()))
-        torch.clear_autocast_cache()  # it holds copies of the weights as they were
+                size = torch.nn.utils.get_total_norm([p.detach() for p in parameters])
+                decisions = monitor.step_taken(finite=bool(size.isfinite()))
+        torch.clear_autocast_cache()  # it holds casts of the old weights
         optimizer.zero_grad(set_to_none=True)
         return decisions
 
     def _second_loss(self, out: Output) -> Tensor | None:
-        """Return the loss with the parameters of a sharpness-aware step; `memo["first"]` is the memo of the first."""
+        """Return the second loss of a sharpness-aware step; `memo["first"]` is the memo of the first pass."""
         x = out.x
         if x.is_floating_point():
-            x = x.to(next(self.net.parameters(), x).dtype)  # autocast is over, and no longer converts it
+            x = x.to(next(self.net.parameters(), x).dtype)  # outside of autocast nothing else converts it
         with self.net.frozen_statistics():
             second = self._forward(x)
         second.memo["first"] = out.memo
         return self.hooks.loss(self.net, second, self.state)
 
     def act(self, decisions: Iterable[Decision]) -> None:
-        """Carry out what the guard decided, in order."""
+        """Carry out decisions of the guard, in order."""
         assert self.fresh is not None
         for decision in decisions:
             if decision.kind == "keep":
@@ -185,16 +188,16 @@ class Adapter(AdapterBase):
 
     @property
     def _learns(self) -> bool:
-        """True if this batch is learnt from: not while paused, between every k-th batch, or under suspicion."""
+        """False while paused, on batches that `every` skips, and while the guard suspects the adapter."""
         frozen = self.monitor is not None and self.monitor.frozen
         return not (self.paused or self.batches % self.every or frozen)
 
-    def _rows(self, waiting: int) -> int:
-        """Return how many rows to take next; while frozen, as in the fresh state, so that batches are not split."""
+    def _rows(self, remaining: int) -> int:
+        """Return how many rows to take next; while nothing is learnt, as in the fresh state: nothing is split."""
         assert self.fresh is not None
-        n = self.hooks.rows(self.state if self._learns else self.fresh.memory, waiting)
-        if not 1 <= n <= waiting:
-            raise ValueError(f"{self.method.info.name}.rows took {n} of {waiting} waiting rows")
+        n = self.hooks.rows(self.state if self._learns else self.fresh.memory, remaining)
+        if not 1 <= n <= remaining:
+            raise ValueError(f"{self.method.info.name}.rows returned {n} for {remaining} remaining rows")
         return n
 
     @serialized

@@ -1,4 +1,4 @@
-"""States on disk while an adapter works: the last few, each whole, the newest whole one taken up after a crash."""
+"""Periodic state files in a folder, and resuming from the newest complete one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARTIAL = re.compile(r"\.state-\d{10}\.safetensors\.(\d+)\.partial")
 
 @dataclass
 class Autosave:
-    """Writes a state to a folder after every so many batches; a folder is for one adapter."""
+    """A writer of periodic states; a folder is for one adapter."""
 
     folder: Path
     every: int
@@ -34,7 +34,6 @@ class Autosave:
     def __post_init__(self) -> None:
         check_int("every", self.every, 1)
         check_int("keep", self.keep, 1)
-        self.folder = Path(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             partial = _PARTIAL.fullmatch(path.name)
@@ -46,12 +45,12 @@ class Autosave:
         return type(None), ()
 
     def resume(self, adapter: AdapterBase) -> bool:
-        """Take up the newest whole state, if there is one; a state of another model or method is an error."""
+        """Load the newest complete state, if there is one; a state of another model or method is an error."""
         for path in reversed(self.states()):
             try:
                 content = files.read(path)
             except ValueError as error:
-                log.warning("%s; the one before it is taken", error)
+                log.warning("%s; trying the one before it", error)
                 continue
             from_file(adapter, *content, path)
             return True
@@ -62,7 +61,7 @@ class Autosave:
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def tick(self, adapter: AdapterBase) -> None:
-        """After each batch. A disk that fails stops no prediction; the next batch tries again."""
+        """Write a state if one is due; an error of the disk is logged, and the next batch tries again."""
         self.waiting += 1
         if self.waiting < self.every:
             return
@@ -72,7 +71,7 @@ class Autosave:
             log.error("the state could not be written to %s: %s", self.folder, error)
 
     def write(self, adapter: AdapterBase) -> Path:
-        """Write a state now, then let the oldest go."""
+        """Write a state now, and delete the oldest."""
         states = self.states()
         number = 1 + (int(states[-1].name[6:16]) if states else 0)
         path = self.folder / f"state-{number:010d}.safetensors"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trueup.core.copying import look_for_caches
+from trueup.core.copying import detect_caches
 from trueup.core.effects import choose_parameters
+from trueup.core.isolation import restore_dicts, uninterrupted
 from trueup.core.multilabel import PerLabel
 from trueup.core.registry import for_task
 from trueup.core.state import AdapterState, Progress
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 
 def make_ready(adapter: AdapterBase, x: Tensor) -> None:
-    """Make sure that everything is known that a batch can show: the head, the task, caches of the model."""
+    """Build the adapter with its first batch, and detect caches of the model."""
     if not adapter.built:
         build(adapter, *probe(adapter, x), x)
-    look_for_caches(adapter, x)
+    detect_caches(adapter, x)
 
 
 def build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: Tensor | None = None) -> None:
@@ -58,20 +59,13 @@ def restored_on_error(adapter: AdapterBase, attempt: Attempt | None = None) -> I
     try:
         yield
     except BaseException:
-        while attempt is None or not attempt.complete:
-            try:
-                for part, values in zip(parts, before, strict=True):
-                    part.update(values)
-                    for name in part.keys() - values.keys():
-                        del part[name]
-                break
-            except KeyboardInterrupt:  # a second Ctrl-C must not leave a mixture either
-                continue
+        if attempt is None or not attempt.complete:
+            uninterrupted(lambda: restore_dicts(zip(parts, before, strict=True)))
         raise
 
 
 def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: Tensor | None) -> None:
-    net, method = adapter.net, for_task(adapter.method, adapter.given, task)
+    net, method = adapter.net, for_task(adapter.method, adapter.hyper, task)
     selected = choose_parameters(net.model, method, head, adapter.flags, adapter.warn_once)
     adapter.method, adapter.task = method, task
     adapter.hooks = PerLabel(method, channels) if adapter.multilabel else method
@@ -92,7 +86,7 @@ def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: 
 
 
 def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
-    """Return the name of the head, the number of outputs and the task; copies run, as some models change themselves."""
+    """Return the name of the head, the number of outputs and the task; runs copies, which may change."""
     check_values(x)
     net, method = adapter.net, adapter.method
     strict, least = "head" in method.info.needs, 1 if adapter.multilabel else 2
@@ -117,10 +111,10 @@ def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
 
 
 def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[Any], Tensor] | None) -> None:
-    """Refuse a tensor that has as many rows as there are images but is not about them, such as one row per class."""
+    """Refuse another tensor whose length equals the batch size by chance, such as one row per class."""
     try:
         few = as_logits(call_model(model, x[:2]), output, rows=2, least=1)
-    except Exception:  # a model of a fixed batch size cannot be asked
+    except Exception:  # a model with a fixed batch size cannot be checked
         return
     if few.shape[1] != logits.shape[1]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Copies of an adapter, and the networks that it holds."""
+"""The networks of an adapter: called alike, shared by forks, and moved between devices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import Tensor, nn
 
 from trueup.core.effects import check_precision
-from trueup.core.isolation import undisturbed
+from trueup.core.isolation import networks, undisturbed
 from trueup.core.optimizer_state import follow_parameters
 from trueup.core.state import move_memory
 from trueup.model.caches import find_caches
 from trueup.model.calls import Batch, refuse_parts
 from trueup.model.copy_model import copy_model
 from trueup.model.heads import with_few_images
-from trueup.model.split_model import SplitModel
 
 if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
@@ -25,49 +24,42 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="AdapterBase")
 
 
-def networks(adapter: AdapterBase) -> list[SplitModel]:
-    """Return the model, and those that a method keeps: teachers, anchors."""
-    memories = [adapter.state] if adapter.fresh is None else [adapter.state, adapter.fresh.memory]
-    return [adapter.net, *(net for memory in memories for net in memory.modules() if isinstance(net, SplitModel))]
-
-
-def look_for_caches(adapter: AdapterBase, x: Tensor) -> None:
-    """Find out, once, what a model that learns keeps of a forward for those that follow."""
+def detect_caches(adapter: AdapterBase, x: Tensor) -> None:
+    """Detect, once, tensors that the model caches between forwards."""
     if adapter.net.runner.caches is None and adapter.optimizer is not None:
         with undisturbed(x.device):
             found = with_few_images(lambda part: find_caches(copy_model(adapter.net.model), part), x)
-        for net in networks(adapter):
+        for net in networks(adapter, fresh=True):
             net.runner.caches = found
 
 
 @contextmanager
 def calling(adapter: AdapterBase, x: Batch) -> Iterator[None]:
-    """Let all networks be called as x says, also with images that a method has changed or stored."""
-    if adapter.method.info.images:  # they would be shown later on
+    """Let all networks be called with the signature of this batch, also with images that a method has made."""
+    if adapter.method.info.images:  # stored images would run later, without the other tensors
         refuse_parts(x.signature)
-    for net in networks(adapter):
+    for net in networks(adapter, fresh=True):
         net.runner.signature = x.signature
     try:
         yield
     finally:
-        for net in networks(adapter):  # there may be more of them now
+        for net in networks(adapter, fresh=True):  # there may be more of them now
             net.runner.signature = None
 
 
 def fork(adapter: A) -> A:
-    """Copy an adapter; weights that it never updates are views of the same memory, and sources are shared."""
+    """Copy an adapter; the copy shares the memory of weights that are never updated, and the source's values."""
     if not adapter.built:
         raise ValueError("fork an adapter after its first batch, or make it with adapt(..., example=x)")
-    twin = copy.deepcopy(adapter, shared(adapter))
-    twin.autosave = None  # two adapters must not write to one folder
+    twin = copy.deepcopy(adapter, shared_tensors(adapter))
     for each in (adapter, twin):
         each._register_load_state_dict_pre_hook(_refuse_state_dict)  # type: ignore[no-untyped-call]
     return twin
 
 
-def shared(adapter: AdapterBase) -> dict[int, Any]:
-    """Return what a copy need not copy: other views of the weights that are never updated, and the source's values."""
-    each = [(net.selected, *named) for net in networks(adapter) for named in net.model.named_parameters()]
+def shared_tensors(adapter: AdapterBase) -> dict[int, Any]:
+    """Return what a fork does not copy, by identity: weights that are never updated, and the source's values."""
+    each = [(net.selected, *named) for net in networks(adapter, fresh=True) for named in net.model.named_parameters()]
     views = {id(p): nn.Parameter(p.detach(), requires_grad=False) for selected, n, p in each if n not in selected}
     return {**views, **{id(t): t for t in adapter.source.values()}}
 

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.method import GradientMethod, Method
 from trueup.model.params import KEYWORDS, norm_layers, select_parameters
+from trueup.norm.policy import batchnorms
 
 log = logging.getLogger("trueup")
 
@@ -28,11 +29,11 @@ def check_effect(model: nn.Module, method: Method) -> None:
         _check_differentiable(model, method)
         if method.params not in ("head", "backbone"):
             check_precision(select_parameters(model, method.params, None), method)
-    elif _statistics_only(method) and not any(_follows(module) for module in model.modules()):
+    elif _statistics_only(method) and not batchnorms(model):
         log.warning(
             "%s changes nothing in this model: it only sets the statistics of BatchNorm layers, and %s; "
             "use a method that updates parameters (tsd) or one that needs no BatchNorm (t3a, lame)",
-            method.info.name, _why_none_follows(model),
+            method.info.name, _why_no_statistics(model),
         )  # fmt: skip
 
 
@@ -83,9 +84,9 @@ def _check_differentiable(model: nn.Module, method: GradientMethod) -> None:
 
 def _quantised(module: nn.Module) -> bool:
     """Return True for layers with packed integer weights, but not for their float placeholders."""
-    place, name = type(module).__module__, type(module).__name__
+    package, name = type(module).__module__, type(module).__name__
     packages = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
-    return place.startswith(packages) and hasattr(module, "_packed_params") and not name.endswith("PackedParams")
+    return package.startswith(packages) and hasattr(module, "_packed_params") and not name.endswith("PackedParams")
 
 
 def _statistics_only(method: Method) -> bool:
@@ -94,12 +95,7 @@ def _statistics_only(method: Method) -> bool:
     return method.norm != "source" and not own
 
 
-def _follows(module: nn.Module) -> bool:
-    """Return True for a layer whose statistics a normalisation policy can set."""
-    return isinstance(module, _BatchNorm) and module.running_mean is not None
-
-
-def _why_none_follows(model: nn.Module) -> str:
+def _why_no_statistics(model: nn.Module) -> str:
     """Explain why no layer's statistics can be set."""
     if any(name.endswith("running_mean") for name, _ in model.named_buffers()) and hasattr(model, "graph"):
         return "those of an exported graph cannot be reached (adapt the module that was exported)"

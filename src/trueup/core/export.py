@@ -24,35 +24,35 @@ STATISTICS = ("adapted", "source")
 
 
 def plain_copy(adapter: AdapterBase, statistics: str) -> nn.Module:
-    """Copy the model that answers and give its BatchNorm layers the statistics of the stream, or the source's."""
+    """Copy the network that predicts and give its BatchNorm layers the statistics of the stream, or the source's."""
     check_choice("statistics", statistics, STATISTICS)
     net = answering_network(adapter)
     model = copy_model(net.runner.without_caches())
     for name, p in model.named_parameters():
         p.requires_grad_(adapter.flags[name])
     if statistics == "source":
-        _put(model, adapter.source)
+        _set_statistics(model, adapter.source)
         return model
     if adapter.batches:
-        for reason in losses(adapter):
+        for reason in lost_parts(adapter):
             log.warning("unwrap() loses a part of what %s answered with: %s", adapter.method.info.name, reason)
     if isinstance(net.policy, BatchPolicy) and not net.runner.settings.compile:
-        _put(model, net.policy.by_name(net.model))
+        _set_statistics(model, net.policy.by_name(net.model))
     return model
 
 
 def answering_network(adapter: AdapterBase) -> SplitModel:
-    """Return the network behind the answers: the model, or the one that a method keeps as `teacher` in its state."""
+    """Return the network that predicts: the model, or the one that a method keeps as `teacher` in its state."""
     teacher = getattr(adapter.state, "teacher", None)
     return teacher if isinstance(teacher, SplitModel) else adapter.net
 
 
-def losses(adapter: AdapterBase) -> list[str]:
+def lost_parts(adapter: AdapterBase) -> list[str]:
     """Return what the answers so far have beyond the plain model."""
     net, method = answering_network(adapter), adapter.method
     found = [method.info.lost] if method.info.lost else []
     if adapter.monitor is not None and adapter.monitor.marks.state == "fallback":
-        found.append("the source's weights, which the guard lets answer now; the model is the one that is on trial")
+        found.append("the source's weights, which predict during a fallback; the model is the adapted one")
     if isinstance(net.policy, InstancePolicy):
         found.append("statistics corrected for each image; the running estimates take their place")
     if method.episodic and (adapter.optimizer is not None or net.policy.norm != "source"):
@@ -71,7 +71,7 @@ def losses(adapter: AdapterBase) -> list[str]:
 
 
 @torch.no_grad()
-def _put(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _set_statistics(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Write running statistics into the BatchNorm layers of a model."""
     for path, layer in model.named_modules():
         if isinstance(layer, _BatchNorm):

@@ -27,7 +27,7 @@ VAST = 1e18  # logits beyond this have squares that are not finite
 
 
 def answer_good_rows(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Answer a batch; a row that must not enter gets logits of zero and disturbs no other."""
+    """Answer the good rows of a batch; bad ones get logits of zero."""
     bad, usual = bad_rows(x, monitor.guard.largest, monitor.marks.usual)
     if bool(bad.all()):
         if adapter.fresh is None:
@@ -60,8 +60,8 @@ def _answer_finite(
 ) -> tuple[Tensor | None, Tensor]:
     """Return answers to the rows that have a finite one, and a mask of the rows that have none.
 
-    Rows to which the source has no finite answer either are left out. If it has one to all, adaptation went wrong, and
-    the adapter is rolled back before it tries again.
+    If the source has finite answers to all rows, adaptation failed: the adapter is rolled back and tries again.
+    Otherwise the rows to which the source has none are left out.
     """
     refused = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     try:
@@ -80,14 +80,14 @@ def _answer_finite(
     try:
         return answer(x[~refused]), refused
     except NotFiniteError:
-        monitor.marks = marks  # the rest of the state starts afresh
+        monitor.marks = marks  # the rest of the state is reset
         vars(adapter.net.runner.steps).update(steps)
         adapter.act(monitor.fall_back("there is no answer that is finite"))
     return source_logits(adapter, x[~refused]), refused
 
 
 def judged_answer(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Tensor) -> Tensor:
-    """Let the monitor judge an answer, act on its decisions, and return who answers: the adapter or the source."""
+    """Pass signals to the monitor, act on its decisions, and return the adapter's answer or the source's."""
     n = len(x)
     monitor.count(n)
     theirs = source_logits(adapter, x) if monitor.compares(n) else None
@@ -95,7 +95,7 @@ def judged_answer(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Tensor)
         adapter.act(monitor.roll_back("what is remembered gave an answer that is not finite"))
         return source_logits(adapter, x).to(answer.dtype)
     if theirs is not None and not bool(theirs.isfinite().all()):
-        theirs = None  # it cannot be compared with
+        theirs = None  # it cannot be compared
     assert adapter.fresh is not None
     updates, weights = adapter.net.runner.steps.count, adapter.fresh.weights
     step: dict[str, Any] = {"multilabel": adapter.multilabel, "updates": updates, "loss": monitor.loss}
@@ -150,9 +150,9 @@ def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
 
 
 def last_numbers(answers: Tensor, source: Tensor | None = None, *, multilabel: bool) -> dict[str, Tensor]:
-    """Measure the entropy of answers, in parts of the greatest, and their agreement with the source's; without waiting.
+    """Return the mean entropy as a part of its maximum, and the agreement with the source; without a device sync.
 
-    Of several labels each is a problem of two classes.
+    Each label of a multi-label model counts as two classes.
     """
     if multilabel:
         answers = torch.stack((torch.zeros_like(answers), answers), dim=1)
@@ -170,8 +170,8 @@ def parameter_drift(net: SplitModel, source: Mapping[str, Tensor]) -> float:
     ours = net.selected
     if not ours:
         return 0.0
-    away = torch.nn.utils.get_total_norm([p - source[name] for name, p in ours.items()])
-    return float(away / torch.nn.utils.get_total_norm([source[name] for name in ours]).clamp(min=1e-12))
+    distance = torch.nn.utils.get_total_norm([p - source[name] for name, p in ours.items()])
+    return float(distance / torch.nn.utils.get_total_norm([source[name] for name in ours]).clamp(min=1e-12))
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ def identity(adapter: AdapterBase, method: Method) -> dict[str, Any]:
 
 def refuse_foreign(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> None:
     """Refuse a state that belongs to another adapter."""
-    method = adapter.method if adapter.built else for_task(adapter.method, adapter.given, header["task"])
+    method = adapter.method if adapter.built else for_task(adapter.method, adapter.hyper, header["task"])
     ours = identity(adapter, method)
     theirs = {**header, "hyperparameters": {**_later_defaults(method), **header["hyperparameters"]}}
     guard = None if adapter.monitor is None else adapter.monitor.guard

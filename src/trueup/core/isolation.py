@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -25,12 +25,12 @@ A = TypeVar("A", bound="AdapterBase")
 # Torch's generators are global: only one thread at a time may swap in a stream.
 _GENERATORS = threading.RLock()
 
-# Attributes of an adapter that a batch, or loading a state, may give another value.
+# Attributes of an adapter that a batch or a load may rebind.
 _VALUES = ("batches", "images", "last_numbers", "optimizer", "kept", "fresh", "prepared")
 
 
 class CallLock:
-    """A re-entrant lock, `held` in a with statement, that a copy or a pickle replaces by a new one."""
+    """A re-entrant lock; a copy or pickle of it is a new one."""
 
     def __init__(self) -> None:
         self.held = threading.RLock()
@@ -46,7 +46,7 @@ class CallLock:
 
 
 def serialized(call: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[A, P], R]:
-    """Let an adapter run this method in one thread at a time."""
+    """Let an adapter run this method in one thread at a time; afterwards send pending notifications."""
 
     @wraps(call)
     def alone(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,16 +68,28 @@ def all_or_nothing(adapter: AdapterBase) -> Iterator[None]:
         undo.capture()
         yield
     except BaseException:
-        while True:
-            try:
-                undo.roll_back()
-                break
-            except KeyboardInterrupt:  # an impatient second Ctrl-C must not leave a mixture either
-                continue
+        uninterrupted(undo.roll_back)
         raise
     finally:
         adapter.undo = None
         undo.close()
+
+
+def uninterrupted(restore: Callable[[], None]) -> None:
+    """Restore something, again from the start if a second Ctrl-C interrupts it."""
+    while True:
+        try:
+            return restore()
+        except KeyboardInterrupt:
+            continue
+
+
+def restore_dicts(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Give each dict its old contents, the second of its pair."""
+    for target, values in pairs:
+        target.update(values)
+        for name in target.keys() - values.keys():
+            del target[name]
 
 
 class Undo:
@@ -99,15 +111,15 @@ class Undo:
         return type(None), ()
 
     def capture(self) -> None:
-        """Copy what a batch may change apart from parameters. Before the first batch there is nothing to copy."""
+        """Copy what a batch may change apart from parameters; before the adapter is built there is nothing to copy."""
         adapter, monitor = self._adapter, self._adapter.monitor
         if adapter.fresh is None:
             return
-        self._plain = [(part, dict(part)) for net in _networks(adapter) for part in net.registries()]
+        self._plain = [(part, dict(part)) for net in networks(adapter) for part in net.registries()]
         self._adapter_values = {name: vars(adapter)[name] for name in _VALUES}
         self._state, self._random = adapter.state, adapter.random.states
         self._monitor = None if monitor is None else monitor.snapshot()
-        self._behaviour = {m: b for net in _networks(adapter) for m in net.model.modules() if any(b := _behaviour(m))}
+        self._hooks = {m: b for net in networks(adapter) for m in net.model.modules() if any(b := _get_hooks(m))}
         parts = (adapter.net.model, adapter.net.policy, adapter.state, *(() if monitor is None else (monitor.memory,)))
         slots = []
         for module in (m for part in parts for m in part.modules()):
@@ -138,10 +150,7 @@ class Undo:
         for registry, name, tensor in self._buffers:
             registry[name] = tensor
         self._values.put_back()
-        for attributes, values in self._plain:
-            attributes.update(values)
-            for name in attributes.keys() - values.keys():
-                del attributes[name]
+        restore_dicts(self._plain)
         adapter.state, adapter.random.states = self._state, self._random
         vars(adapter).update(self._adapter_values)
         if self._update is not None:
@@ -150,9 +159,9 @@ class Undo:
             p.grad = None
         if monitor is not None and self._monitor is not None:
             monitor.put_back(self._monitor)
-        for net in _networks(adapter):
+        for net in networks(adapter):
             for layer in net.model.modules():
-                _behave(layer, self._behaviour.get(layer, ({}, {}, None)))
+                _set_hooks(layer, self._hooks.get(layer, ({}, {}, None)))
         torch.clear_autocast_cache()
 
     def close(self) -> None:
@@ -177,7 +186,7 @@ class Scratch:
         self._blocks: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def block(self, use: str, like: Tensor, length: int) -> Tensor:
-        """Return so many values of uninitialised memory; a use has one block at a time."""
+        """Return uninitialised memory of this length; each use has one block."""
         if like.device.type != "cpu":
             return like.new_empty(length)
         block = self._blocks.get((use, like.dtype), like.new_empty(0))
@@ -197,7 +206,7 @@ class _Copies:
         self._values = list(self._tensors)
         groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for i, t in enumerate(self._tensors):
-            if _dense(t):
+            if _is_compact(t):
                 groups.setdefault((t.dtype, t.device), []).append(i)
             else:
                 self._values[i] = t.clone()
@@ -216,8 +225,8 @@ class _Copies:
                 tensor.copy_(value)
 
 
-def _dense(t: Tensor) -> bool:
-    """Return whether a tensor fills a piece of memory without gaps."""
+def _is_compact(t: Tensor) -> bool:
+    """Return whether a tensor fills its memory without gaps."""
     return t.is_contiguous() or (t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last))
 
 
@@ -225,9 +234,9 @@ class _Update:
     """The parameters that a batch may move, and the state of the optimiser."""
 
     def __init__(self, adapter: AdapterBase, scratch: Scratch) -> None:
-        networks = _networks(adapter)
-        inside = {id(p) for net in networks for p in net.parameters()}
-        moving = [p for net in networks for p in net.selected.values()]
+        nets = networks(adapter)
+        inside = {id(p) for net in nets for p in net.parameters()}
+        moving = [p for net in nets for p in net.selected.values()]
         moving += [p for p in adapter.state.parameters() if id(p) not in inside]
         optimizer = self._optimizer = adapter.optimizer
         self._state: dict[Tensor, dict[str, Any]] = {}
@@ -247,23 +256,38 @@ class _Update:
                 group.update(values)
 
 
-def _networks(adapter: AdapterBase) -> list[SplitModel]:
-    return [adapter.net, *(m for m in adapter.state.modules() if isinstance(m, SplitModel))]
+def networks(adapter: AdapterBase, *, fresh: bool = False) -> list[SplitModel]:
+    """Return the model and the networks in the method's state, such as a teacher; `fresh`: also in its fresh state."""
+    memories = [adapter.state, adapter.fresh.memory] if fresh and adapter.fresh is not None else [adapter.state]
+    return [adapter.net, *(net for memory in memories for net in memory.modules() if isinstance(net, SplitModel))]
 
 
-def _behaviour(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any], Any]:
-    """Return what a run attaches to a module for a while: hooks, another forward."""
+def _get_hooks(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any], Any]:
+    """Return the hooks of a module and its replaced forward, if it has one."""
     return dict(module._forward_hooks), dict(module._forward_pre_hooks), vars(module).get("forward")
 
 
-def _behave(module: nn.Module, behaviour: tuple[dict[int, Any], dict[int, Any], Any]) -> None:
-    for hooks, before in zip((module._forward_hooks, module._forward_pre_hooks), behaviour, strict=False):
+def _set_hooks(module: nn.Module, before: tuple[dict[int, Any], dict[int, Any], Any]) -> None:
+    for hooks, old in zip((module._forward_hooks, module._forward_pre_hooks), before, strict=False):
         hooks.clear()
-        hooks.update(before)
-    if behaviour[2] is not None:
-        module.forward = behaviour[2]
+        hooks.update(old)
+    if before[2] is not None:
+        module.forward = before[2]
     else:
         vars(module).pop("forward", None)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[list[torch.device]]:
+    """Restore the random generators of the CPU and a device at the end of the block; other threads wait."""
+    devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+    with _GENERATORS:
+        states = [_get(d) for d in devices]
+        try:
+            yield devices
+        finally:
+            for d, state in zip(devices, states, strict=True):
+                _set(d, state)
 
 
 class RandomStream:
@@ -276,23 +300,16 @@ class RandomStream:
 
     @contextmanager
     def drawing(self, device: torch.device) -> Iterator[None]:
-        """Draw random numbers from this stream within the block; adapters in other threads wait."""
-        with _GENERATORS:
-            yield from self._drawing(device)
-
-    def _drawing(self, device: torch.device) -> Iterator[None]:
-        devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
-        before = [_get(d) for d in devices]
-        try:
-            for d in devices:
-                _set(d, self.states.get(d.type, self._start(d)))
-            self._active = devices
-            yield
-            self.states = {d.type: _get(d) for d in devices}  # skipped after a failure, which is rolled back
-        finally:
-            self._active = []
-            for d, state in zip(devices, before, strict=True):
-                _set(d, state)
+        """Draw random numbers from this stream within the block."""
+        with undisturbed(device) as devices:
+            try:
+                for d in devices:
+                    _set(d, self.states.get(d.type, self._start(d)))
+                self._active = devices
+                yield
+                self.states = {d.type: _get(d) for d in devices}  # skipped after a failure, which is rolled back
+            finally:
+                self._active = []
 
     def restart(self, states: dict[str, Tensor] | None = None) -> None:
         """Restart from the seed, or from saved generator states."""
@@ -316,16 +333,3 @@ def _set(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Restore the generators at the end of the block."""
-    devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
-    with _GENERATORS:
-        states = [_get(d) for d in devices]
-        try:
-            yield
-        finally:
-            for d, state in zip(devices, states, strict=True):
-                _set(d, state)

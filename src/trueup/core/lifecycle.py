@@ -1,4 +1,4 @@
-"""The life of an adapter beside its batches: making, resetting, saving, copying, exporting."""
+"""The adapter apart from its batches: construction, reset, saving, copies, export."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from trueup.core.autosave import Autosave
 from trueup.core.building import make_ready, prepare
 from trueup.core.copying import calling, fork, move
-from trueup.core.describe import describe
 from trueup.core.effects import check_effect
 from trueup.core.export import plain_copy
 from trueup.core.files import digest
@@ -37,7 +36,7 @@ log = logging.getLogger("trueup")
 
 
 class AdapterBase(nn.Module):
-    """The parts of an adapter, and everything it does apart from taking a batch."""
+    """Base of `Adapter`: its parts, and everything apart from running a batch."""
 
     method: Method
     hooks: Method | PerLabel
@@ -49,7 +48,7 @@ class AdapterBase(nn.Module):
     optimizer: torch.optim.Optimizer | None
     monitor: Monitor | None
     fresh: AdapterState | None
-    """The state before the first batch; None until a batch or a file shows what the model is."""
+    """The state before the first batch; None until a batch or a file shows the head and the task."""
     kept: list[AdapterState]
     """The last good states, the older first; the guard says when to keep one."""
     last_numbers: dict[str, Tensor]
@@ -64,10 +63,10 @@ class AdapterBase(nn.Module):
     def __init__(
         self, model: nn.Module, method: Method, *, head: str | None = None,
         output: Callable[[Any], Tensor] | str | None = None, example: Any = None, multilabel: bool = False,
-        seed: int = 0, given: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
-        pixels: Normalization | None = None, engine: RunSettings | None = None,
+        seed: int = 0, hyper: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
+        normalization: Normalization | None = None, settings: RunSettings | None = None,
     ) -> None:  # fmt: skip
-        """given: the hyper-parameters, if the method was made by its name; then it may turn out to be for pixels."""
+        """hyper: the hyper-parameters of a method given by name, to make its class for segmentation if needed."""
         super().__init__()
         check_model(model)
         if isinstance(model, AdapterBase):
@@ -75,12 +74,14 @@ class AdapterBase(nn.Module):
         check_int("seed", seed, 0)
         check_int("every", every, 1)
         check_bool("multilabel", multilabel)
-        self.method, self.given, self.multilabel, self.head_name, self.every = method, given, multilabel, head, every
+        self.method, self.hyper, self.multilabel, self.head_name, self.every = method, hyper, multilabel, head, every
         self.hooks, self.task = method, None
         self.flags = {name: p.requires_grad for name, p in model.named_parameters()}
         source = copy_model(model).requires_grad_(False)
-        self.net = SplitModel(source, output=output, norm=method.norm, multilabel=multilabel, normalization=pixels)
-        self.net.use(engine or RunSettings())
+        self.net = SplitModel(
+            source, output=output, norm=method.norm, multilabel=multilabel, normalization=normalization
+        )
+        self.net.use(settings or RunSettings())
         check_effect(model, method)
         self.state, self.optimizer, self.random = nn.Module(), None, RandomStream(seed)
         self.monitor = None if guard is None else Monitor(guard)
@@ -158,7 +159,7 @@ class AdapterBase(nn.Module):
 
     @serialized
     def reset(self) -> None:
-        """Return to the fresh adapter, bit by bit: weights, statistics, memory, optimiser, random stream, guard."""
+        """Reset to the fresh state, bit-exactly: weights, statistics, memory, optimiser, random stream, guard."""
         if self.fresh is not None:
             self.fresh.apply(self)
         else:
@@ -166,12 +167,12 @@ class AdapterBase(nn.Module):
 
     @serialized
     def prepare(self, loader: Iterable[Any]) -> None:
-        """Let a method that wants source data see some before deployment: batches x, or (x, y) whose y is ignored."""
+        """Show source data to a method that needs it, before deployment: batches x, or (x, y) whose y is ignored."""
         with torch.inference_mode(False):
             prepare(self, loader)
 
     def pause(self) -> None:
-        """Only predict from now on, with what was learnt so far, until `resume`; a switch that no file keeps."""
+        """Predict without adapting until `resume`; this switch is not saved."""
         self.paused = True
 
     def resume(self) -> None:
@@ -190,7 +191,10 @@ class AdapterBase(nn.Module):
 
     @serialized
     def checkpoint(self, folder: str | Path, *, every: int = 100, keep: int = 3) -> int:
-        """Write the last few states to a folder, and go on from the newest; return how many batches that has seen."""
+        """Save a state to a folder after every so many batches, keep the last few, and resume from the newest.
+
+        Returns the number of batches that the resumed state has seen.
+        """
         autosave = Autosave(Path(folder), every, keep)
         with torch.inference_mode(False):
             seen = self.batches if autosave.resume(self) else 0
@@ -204,7 +208,7 @@ class AdapterBase(nn.Module):
 
     @serialized
     def unwrap(self, *, statistics: str = "adapted") -> nn.Module:
-        """Return the adapted model as a plain module, in eval mode, with its own copy of the weights: to export it.
+        """Return the adapted model as a plain module in eval mode, to export it.
 
         Its BatchNorm layers get the statistics that they normalised with, pooled over the last batches; with
         statistics="source" those of the source. What a method adds to the weights is lost, and a warning names it.
@@ -213,7 +217,7 @@ class AdapterBase(nn.Module):
 
     @serialized
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return an independent copy; tensors that a model has kept of its last forward are cut from the graph."""
+        """Return an independent copy; tensors that the model has cached are detached."""
         memo.update({**kept_tensors(self), id(self.forward_observers): [], id(self.answer_observers): []})
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         with torch.inference_mode(False):
@@ -232,4 +236,24 @@ class AdapterBase(nn.Module):
         move(self, fn)
         return self
 
-    __repr__ = describe
+    def __repr__(self) -> str:
+        """Return the method with its hyper-parameters, the number of updated values, the head and the guard's state."""
+        hyper = ", ".join(f"{name}={value!r}" for name, value in self.method.hyperparameters().items())
+        method = f"{type(self.method).__name__}({hyper})"
+        guard = "" if self.monitor is None else f", guard: {self.monitor.health.state}"
+        if not self.built:
+            return f"{method}, waiting for its first batch{guard}"
+        total = sum(p.numel() for p in self.net.model.parameters())
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        updated = {id(p) for group in groups for p in group["params"]}  # an optimiser may skip selected parameters
+        count = sum(p.numel() for p in self.net.selected.values() if id(p) in updated)
+        head = f"head {self.net.head!r}" if self.net.head is not None else "no head"
+        labels = f", {self.net.channels} labels" if self.multilabel else ""
+        return f"{method}, updates {_short(count)} of {_short(total)} values, {head}{labels}{guard}"
+
+
+def _short(count: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)

@@ -77,7 +77,6 @@ class Method:
     """True if it only reads features and scores, so that several methods can share one pass of the backbone."""
 
     def __post_init__(self) -> None:
-        """Refuse invalid values."""
         parse_norm(self.norm)
         check_bool("episodic", self.episodic)
 
@@ -90,7 +89,7 @@ class Method:
         raise ValueError(f"{self.info.name} needs no preparation: leave out adapter.prepare(...)")
 
     def forward(self, net: SplitModel, x: Tensor, state: nn.Module) -> Output:
-        """Run the network with gradient."""
+        """Run the network."""
         return net(x, update=True)
 
     def observe(self, net: SplitModel, out: Output, state: Any) -> None:

@@ -28,23 +28,23 @@ def split_state(state: dict[int, dict[str, Any]]) -> tuple[dict[str, Tensor], Sc
 def join_state(
     method: Method, optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], scalars: Scalars
 ) -> dict[str, Any]:
-    """Return a state for `load_state_dict`, checked: a fused step writes as far as the parameter is long."""
+    """Return a state for `load_state_dict`, checked, because a fused step does not check sizes."""
     if optimizer is None:
         if tensors or scalars:
-            raise ValueError("there is no optimiser whose state this could be")
+            raise ValueError("the file has the state of an optimiser, and this adapter has no optimiser")
         return {}
     state: dict[int, dict[str, Any]] = {int(i): dict(values) for i, values in scalars.items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, tensor in tensors.items():
         i, _, key = name.partition("/")
         state.setdefault(int(i), {})[key] = laid_out_like(tensor, parameters[int(i)])
-    usual = _usual_state(method, parameters[0])
+    expected = _expected_state(method, parameters[0])
     for at, values in state.items():
-        if not 0 <= at < len(parameters) or values.keys() != usual.keys():
-            raise ValueError(f"parameter {at} has {sorted(values)} in the optimiser, not {sorted(usual)}")
+        if not 0 <= at < len(parameters) or values.keys() != expected.keys():
+            raise ValueError(f"parameter {at} has {sorted(values)} in the optimiser, not {sorted(expected)}")
         for key, value in values.items():
-            shape = parameters[at].shape if isinstance(usual[key], Tensor) and usual[key].ndim else torch.Size()
-            if isinstance(value, Tensor) != isinstance(usual[key], Tensor):
+            shape = parameters[at].shape if isinstance(expected[key], Tensor) and expected[key].ndim else torch.Size()
+            if isinstance(value, Tensor) != isinstance(expected[key], Tensor):
                 raise ValueError(f"{key} of parameter {at} is a {type(value).__name__}")
             if isinstance(value, Tensor) and (value.shape != shape or not value.is_floating_point()):
                 raise ValueError(f"{key} of parameter {at} is {tuple(value.shape)} {value.dtype}")
@@ -67,8 +67,8 @@ def laid_out_like(value: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def _usual_state(method: Method, like: Tensor) -> dict[str, Any]:
-    """Return what the method's optimiser keeps of a parameter, found out with a small one."""
+def _expected_state(method: Method, like: Tensor) -> dict[str, Any]:
+    """Return what the method's optimiser keeps of a parameter, found by a trial step."""
     assert isinstance(method, GradientMethod)
     trial = nn.Parameter(torch.zeros(2, dtype=like.dtype, device=like.device))
     optimizer = method.optimizer([("trial", trial)])

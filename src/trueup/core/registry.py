@@ -39,7 +39,7 @@ def get_method(name: str, task: str | None = None) -> type[Method]:
     """Return the class of a registered method: the one for a task, else the first."""
     if name not in _METHODS:
         near = difflib.get_close_matches(name, _METHODS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"no method is called {name!r}{hint} There are: {', '.join(_METHODS)}")
     family = _METHODS[name]
     found = next((cls for cls in family if task is None or task in cls.info.tasks), None)
@@ -53,8 +53,8 @@ def get_method(name: str, task: str | None = None) -> type[Method]:
 def make_method(name: str, hyper: Mapping[str, Any], task: str | None = None) -> Method:
     """Build a method with these hyper-parameters: for a task, else the first class of this name that accepts them."""
     cls = get_method(name, task)
-    if task is None and len(family := [c for c in _METHODS[name] if set(hyper) <= _fields(c)]) > 0:
-        for cls in family[:-1]:  # only one of them may accept the values
+    if task is None and (family := [c for c in _METHODS[name] if set(hyper) <= _fields(c)]):
+        for cls in family[:-1]:  # a value may be valid for one class only
             with suppress(ValueError):
                 return cls(**hyper)
         cls = family[-1]

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from trueup.core import files
 from trueup.core.building import Attempt, build, restored_on_error
-from trueup.core.copying import networks
 from trueup.core.identity import brief, identity, refuse_foreign
-from trueup.core.isolation import all_or_nothing
+from trueup.core.isolation import all_or_nothing, networks
 from trueup.core.state import (
     AdapterState,
     Progress,
@@ -33,8 +32,15 @@ if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
 
 Parts = dict[str, dict[str, Tensor]]
-USUAL = {"precision": "float32", "channels_last": False}  # settings that may be measured, and their usual values
-OLDER = {"multilabel": False, "guard": None, "task": "classification", "pixels": None, "engine": USUAL}
+MEASURED = {"precision": "float32", "channels_last": False}  # settings that may be measured, and their defaults
+OLDER: dict[str, Any] = {
+    "multilabel": False,
+    "guard": None,
+    "task": "classification",
+    "pixels": None,
+    "engine": MEASURED,
+}
+OLDER |= {"shrunk": 0, "images": 0}
 """Entries of a header that older files do not have."""
 PARTS = ("net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1")
 
@@ -43,7 +49,7 @@ def save(adapter: AdapterBase, path: str | Path) -> None:
     """Write the state to a file, which only its owner may read if it holds images or features."""
     info = adapter.method.info
     if info.images:
-        adapter.warn_once("a state of %s holds images of the stream: guard it as you guard them", info.name)
+        adapter.warn_once("a state of %s holds images of the stream: protect it as you protect them", info.name)
     files.write(path, *to_file(adapter), "adapter", info.private)
 
 
@@ -71,7 +77,7 @@ def to_file(adapter: AdapterBase) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "updates": adapter.updates,
         "shrunk": adapter.net.runner.steps.shrunk,
         "prepared": adapter.prepared,
-        "engine": {key: getattr(adapter.net.runner.settings, key) for key in USUAL},
+        "engine": {key: getattr(adapter.net.runner.settings, key) for key in MEASURED},
         "optimizer": scalars,
         **identity(adapter, adapter.method),
     }
@@ -87,7 +93,7 @@ def to_file(adapter: AdapterBase) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def from_file(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str, Any], path: str | Path) -> None:
     """Apply the contents of a state file; one that is wrong anywhere changes nothing."""
-    header = {**OLDER, "shrunk": 0, "images": 0, **header}
+    header = {**OLDER, **header}
     try:
         refuse_foreign(adapter, header, path)
         attempt, settings = Attempt(), _settings_of(adapter, header, path)
@@ -103,7 +109,7 @@ def from_file(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str
 
 
 def _settings_of(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> RunSettings:
-    """Return how the networks of a file ran, where that was measured and not set by the user."""
+    """Return the settings to run with; those that were measured are the file's."""
     ours = adapter.net.runner.settings
     found = ours.open or ours.measured
     settings = replace(ours, measured=found, **{key: header["engine"][key] for key in found})
@@ -115,7 +121,7 @@ def _settings_of(adapter: AdapterBase, header: dict[str, Any], path: str | Path)
 @contextmanager
 def _run_with(adapter: AdapterBase, settings: RunSettings, attempt: Attempt) -> Iterator[None]:
     """Run all networks with other settings from now on, unless the attempt fails."""
-    before, nets = adapter.net.runner.settings, networks(adapter)
+    before, nets = adapter.net.runner.settings, networks(adapter, fresh=True)
     if settings == before:
         yield
         return

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 class AdapterState:
     """Everything that adapting changes.
 
-    A state with `progress` is a place in a stream. One without is what had been learnt there: an adapter can return to
-    it while its stream goes on.
+    With `progress` it also holds counts, the random stream and the guard's marks; without, only what was learnt.
     """
 
     weights: dict[str, Tensor]
@@ -59,7 +58,7 @@ class AdapterState:
         return cls(weights, copy.deepcopy(now.memory), policy, copy.deepcopy(now.optimizer))
 
     def apply(self, adapter: AdapterBase, *, progress: bool = True) -> None:
-        """Give an adapter a copy of this state; without `progress` its stream goes on."""
+        """Give an adapter a copy of this state; without `progress` its counts, random stream and guard stay."""
         expect_update(adapter)
         assert adapter.fresh is not None
         with torch.inference_mode(False), torch.no_grad():
@@ -93,7 +92,7 @@ class AdapterState:
     def from_tensors(
         cls, adapter: AdapterBase, tensors: dict[str, Tensor], scalars: Scalars, path: str | Path
     ) -> AdapterState:
-        """Return the state that named tensors hold, checked against the adapter, which is left alone."""
+        """Return the state that named tensors hold, checked against the adapter, which is not changed."""
         assert adapter.fresh is not None
         parts = split_by_part(tensors, "net", "state", "policy", "optimizer")
         complete(adapter, parts)
@@ -207,10 +206,7 @@ def check_fit(
 
 
 def move_memory(memory: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
-    """Let a method's state follow the model to its device and to higher precision, never to lower.
-
-    Networks in it, such as teachers, follow in all.
-    """
+    """Move a method's state like the model, but never to a lower precision; networks in it move like the model."""
     inside = {m for net in memory.modules() if isinstance(net, SplitModel) for m in net.modules()}
 
     def widen(t: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def compare_methods(
     labels: list[NDArray[np.int64]] = []
     for name, trial in trials.items():
         run, judge, answers = MethodRun(), Aetta(seed), []
-        adapter = trial.adapter(model, seed=seed, pixels=pixels).to(device)
+        adapter = trial.adapter(model, seed=seed, normalization=pixels).to(device)
         judge.observe(adapter)
         for x, y in batches():
             start = time.perf_counter()
@@ -80,7 +80,7 @@ def compare_methods(
             tick()
         if head is not None:
             other = _with_dropout(model, head, seed + 1)
-            adapter = trial.adapter(other, head=head, seed=seed + 1, pixels=pixels).to(device)
+            adapter = trial.adapter(other, head=head, seed=seed + 1, normalization=pixels).to(device)
             for x, _ in batches():
                 run.again.append(adapter(x.to(device)).argmax(dim=1).cpu())
                 tick()
@@ -102,7 +102,7 @@ def _check_trials(
     head = None
     for k, (name, trial) in enumerate(trials.items()):
         try:
-            adapter = trial.adapter(model, pixels=pixels, example=x)
+            adapter = trial.adapter(model, normalization=pixels, example=x)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         if adapter.task != "classification":

@@ -25,7 +25,7 @@ class InstancePolicy(NormPolicy):
     recomputable = False
 
     def following(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Replace the layers' answers."""
+        """Replace the layers' outputs."""
         return hooked(batchnorms(model), after=self._normalize)
 
     @torch.no_grad()
@@ -74,5 +74,5 @@ def corrected(x: Tensor, mean: Tensor, variance: Tensor, eps: float, reach: floa
 
 
 def _shrunk(values: Tensor, by: Tensor) -> Tensor:
-    """Move values towards zero, and not beyond it."""
+    """Shrink values towards zero (soft threshold)."""
     return values.sign() * (values.abs() - by).clamp(min=0)

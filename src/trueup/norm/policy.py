@@ -18,7 +18,7 @@ FEWEST = 16
 
 Moments = tuple[Tensor, Tensor]  # mean and variance per channel
 Statistics = tuple[Tensor | None, Tensor | None]  # the same; (None, None) are those of the batch, computed by torch
-DECAY = 0.9  # the weight of all earlier images after a batch of WHOLE images; closer to 1 after a smaller one
+DECAY = 0.9  # weight of earlier images after a batch of WHOLE images; closer to 1 after a smaller one
 WHOLE = 64
 PART = 2**18  # values whose squares are summed at a time: few enough for a processor's cache
 Call = tuple[Tensor, Tensor, int]  # the mean and variance that a layer used, and the number of images
@@ -27,13 +27,15 @@ Call = tuple[Tensor, Tensor, int]  # the mean and variance that a layer used, an
 class NormPolicy(nn.Module):
     """The statistics that BatchNorm layers of a model in eval mode normalise with: here the layers' own.
 
+    A new policy overrides `following` to choose statistics, and `remember` if it has estimates; then set the flags.
+
     A policy is active for a whole batch, forward and backward, so that activations that are recomputed in backward
     see the same statistics. Each forward updates what the policy remembers or only reads it. Estimates that answers
     depend on are in the layers' own buffers; the buffers of this module are all else that is remembered.
     """
 
-    default: float | None = None  # the number in "name:number" if it is left out; None if the policy has no number
-    largest = 1e6  # the largest number
+    default: float | None = None  # of the number in "name:number"; None if the policy has no number
+    largest = 1e6  # of that number
     remembers = False  # answers depend on earlier batches
     compilable = False  # the model may be compiled
     recomputable = True  # activations may be recomputed in backward
@@ -106,12 +108,12 @@ class NormPolicy(nn.Module):
         """Move estimates that must not move before the gradient of a forward is known."""
 
     def few(self, x: Tensor) -> bool:
-        """Return whether a layer sees too few values for statistics of its own: one value has no variance."""
+        """Return True if a layer sees too few values for statistics of its own: one value has no variance."""
         return x.numel() < self.fewest * x.shape[1]
 
     @contextmanager
     def having(self, **flags: Any) -> Iterator[None]:
-        """Set attributes for a while: `frozen`, `centred`, `learning`."""
+        """Set flags within the block: `frozen`, `centred`, `learning`."""
         before = {name: getattr(self, name) for name in flags}
         vars(self).update(flags)
         try:
@@ -316,7 +318,7 @@ def replacing_statistics(
         set_statistics(layer, own[layer])
 
     handles = [layer.register_forward_pre_hook(replace) for layer in own]
-    # Recomputation in backward stops inside of a layer, with an exception, once it has all it needs.
+    # Recomputation in backward stops early, with an exception inside a layer.
     handles += [layer.register_forward_hook(put_back, always_call=True) for layer in own]
     try:
         yield
@@ -331,7 +333,7 @@ def replacing_statistics(
 def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and the biased variance per channel of a batch (N, C, ...), at least in float32.
 
-    On a processor by parts: `torch.var_mean` takes several times as long there, and needs no less care with memory.
+    On a CPU by parts: `torch.var_mean` takes several times as long there.
     """
     dims, wide = [d for d in range(x.ndim) if d != 1], torch.promote_types(x.dtype, torch.float32)
     if x.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Robust running estimates, which no batch, class or intruder can move far."""
+"""Running estimates that are robust to outliers and to frequent classes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RobustPolicy(NormPolicy):
 
 
 def _clipped(mean: Tensor, variance: Tensor, middle: Tensor, spread: Tensor) -> Moments:
-    """Clip moments of images to REACH deviations from the estimates: one glaring image must not swamp them."""
+    """Clip moments of images to REACH deviations from the estimates: one outlier must not dominate."""
     spread = spread.clamp(min=float(spread.mean()))  # a channel that was hardly used may be used from now on
     reach = REACH * spread.sqrt()
     return mean.clamp(middle - reach, middle + reach), variance.clamp(max=REACH**2 * spread)
@@ -136,7 +136,7 @@ def inlier_rows(rows: Rows, n: int) -> Tensor:
     """Return a mask of the n images that are like the others in what the layers see; all, if they are too few to tell.
 
     An image is an outlier if in any layer its mean activations, or its variances, are farther from those of the batch
-    than the median by 9 median absolute deviations: images crafted to move the statistics of others have to be.
+    than the median by FAR median absolute deviations, as images must be that are to move the statistics of others.
     """
     layers = [moments for moments in rows.values() if len(moments[0]) == n]
     device = next(iter(rows.values()))[0].device if rows else torch.device("cpu")
