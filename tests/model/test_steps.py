@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import trueup
-from trueup.model.steps import Steps, decides, step_if_finite
+from trueup.model.runner import Steps
+from trueup.model.steps import decides, step_if_finite
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
 
