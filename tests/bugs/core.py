@@ -55,7 +55,7 @@ ROWS = [
     ),
     (
         "random: the user's stream moves on",
-        "undisturbed",
+        "RandomStream._drawing",
         "_set(d, state)",
         "pass",
         "test_adapter test_contract",

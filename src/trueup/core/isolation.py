@@ -277,19 +277,6 @@ def _set_hooks(module: nn.Module, before: tuple[dict[int, Any], dict[int, Any], 
         vars(module).pop("forward", None)
 
 
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[list[torch.device]]:
-    """Restore the random generators of the CPU and a device at the end of the block; other threads wait."""
-    devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
-    with _GENERATORS:
-        states = [_get(d) for d in devices]
-        try:
-            yield devices
-        finally:
-            for d, state in zip(devices, states, strict=True):
-                _set(d, state)
-
-
 class RandomStream:
     """Generator states of the CPU and of the device in use, swapped in during a `with` block."""
 
@@ -300,16 +287,23 @@ class RandomStream:
 
     @contextmanager
     def drawing(self, device: torch.device) -> Iterator[None]:
-        """Draw random numbers from this stream within the block."""
-        with undisturbed(device) as devices:
-            try:
-                for d in devices:
-                    _set(d, self.states.get(d.type, self._start(d)))
-                self._active = devices
-                yield
-                self.states = {d.type: _get(d) for d in devices}  # skipped after a failure, which is rolled back
-            finally:
-                self._active = []
+        """Draw random numbers from this stream within the block; adapters in other threads wait."""
+        with _GENERATORS:
+            yield from self._drawing(device)
+
+    def _drawing(self, device: torch.device) -> Iterator[None]:
+        devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+        before = [_get(d) for d in devices]
+        try:
+            for d in devices:
+                _set(d, self.states.get(d.type, self._start(d)))
+            self._active = devices
+            yield
+            self.states = {d.type: _get(d) for d in devices}  # skipped after a failure, which is rolled back
+        finally:
+            self._active = []
+            for d, state in zip(devices, before, strict=True):
+                _set(d, state)
 
     def restart(self, states: dict[str, Tensor] | None = None) -> None:
         """Restart from the seed, or from saved generator states."""
@@ -333,3 +327,16 @@ def _set(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Restore the generators at the end of the block."""
+    devices = [torch.device("cpu")] + ([device] if device.type != "cpu" else [])
+    with _GENERATORS:
+        states = [_get(d) for d in devices]
+        try:
+            yield
+        finally:
+            for d, state in zip(devices, states, strict=True):
+                _set(d, state)
