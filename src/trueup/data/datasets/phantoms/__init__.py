@@ -10,9 +10,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from trueup.data.datasets.phantoms import eyes as fundus
-from trueup.data.datasets.phantoms import hearts as cardiac
-from trueup.data.datasets.phantoms import prostates as prostate
+from trueup.data.datasets.phantoms import eyes, hearts, prostates
 from trueup.data.slices import LabelledCase, Volume
 
 VERSION = "1"  # raise it with every change of the images, so that old records differ
@@ -46,11 +44,11 @@ def render_phantom(dataset: str, domain: str, number: int) -> Volume:
     inside, outside = np.random.default_rng([*key, 0]), np.random.default_rng([*key, 1 + view])
     home = DOMAINS[dataset][number // count]
     if dataset == "fundus-sim":
-        volume = fundus.photograph_eye(fundus.make_eye(inside), domain, outside)
+        volume = eyes.photograph_eye(eyes.make_eye(inside), domain, outside)
     elif dataset == "cardiac-sim":
-        volume = cardiac.scan_heart(cardiac.make_heart(inside), domain, outside)
+        volume = hearts.scan_heart(hearts.make_heart(inside), domain, outside)
     else:
-        volume = prostate.scan_prostate(prostate.make_pelvis(inside, coil=home == "endorectal"), domain, outside)
+        volume = prostates.scan_prostate(prostates.make_pelvis(inside, coil=home == "endorectal"), domain, outside)
     for array in (volume.image, volume.mask):
         if array is not None:
             array.setflags(write=False)  # cached and returned again
@@ -61,7 +59,6 @@ _kept = lru_cache(maxsize=1024)(render_phantom)
 
 
 def _place(dataset: str, domain: str) -> int:
-    """Return the index of a domain."""
     if dataset not in DOMAINS:
         raise ValueError(f"there is no phantom {dataset!r}; there are: {', '.join(DOMAINS)}")
     if domain not in DOMAINS[dataset]:
