@@ -26,8 +26,7 @@ Resize = Literal["squash", "crop", "pad"]
 RESIZES: tuple[Resize, ...] = get_args(Resize)
 UNCLEAR = 2**14 - 1  # up to this largest value, 16-bit files may hold 10, 12 or 14 bits
 FULL = 2**16 - 1
-ALPHA = {"LA": 1, "La": 1, "PA": 1, "RGBA": 3, "RGBa": 3}
-"""The index of the alpha channel, by mode."""
+ALPHA = {"LA": 1, "La": 1, "PA": 1, "RGBA": 3, "RGBa": 3}  # the index of the alpha channel, by mode
 
 
 class BrokenImageError(ValueError):
@@ -76,16 +75,11 @@ class StoredPicture:
     """A picture with its values as stored."""
 
     name: str
-    mode: str
-    """Pillow's mode: L, P, RGB, I;16 ..."""
-    values: NDArray[Any]
-    """(H, W) or (H, W, channels), in the depth of the file; palette indices for mode P."""
-    deep: bool
-    """True if it has more than 8 bits per channel."""
-    declared: Range | None
-    """The values of black and white, if the file declares them."""
-    inverted: bool
-    """True if its lowest value is white."""
+    mode: str  # Pillow's mode: L, P, RGB, I;16 ...
+    values: NDArray[Any]  # (H, W) or (H, W, channels), in the depth of the file; palette indices for mode P
+    deep: bool  # True if it has more than 8 bits per channel
+    declared: Range | None  # the values of black and white, if the file declares them
+    inverted: bool  # True if its lowest value is white
 
     def colours(self) -> NDArray[Any]:
         """Return the values without the alpha channel."""

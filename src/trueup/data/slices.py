@@ -32,12 +32,9 @@ class Volume:
 
     image: NDArray[np.uint8]
     """(Z, H, W, 1) grey or (Z, H, W, 3) colour; readers scale a scanner's grey values to 0..255."""
-    mask: Mask | None
-    """(Z, H, W): the class of each pixel, or None without a mask."""
-    spacing: tuple[float, float, float]
-    """Millimetres between slices, rows and columns; ones if unknown."""
-    box: Box
-    """Top, left, height and width of the part of a slice that networks see, in pixels."""
+    mask: Mask | None  # (Z, H, W): the class of each pixel, or None without a mask
+    spacing: tuple[float, float, float]  # millimetres between slices, rows and columns; ones if unknown
+    box: Box  # top, left, height and width of the part of a slice that networks see, in pixels
 
     @property
     def nbytes(self) -> int:
@@ -66,12 +63,9 @@ class LabelledCase:
 
     name: str
     slices: int
-    read: Callable[[], Volume]
-    """Raises a BrokenImageError if it cannot be read."""
-    patient: str = ""
-    """Cases of one patient are never split between training and validation; empty: its own patient."""
-    files: tuple[Path, ...] = ()
-    """The files it is read from, if any."""
+    read: Callable[[], Volume]  # raises a BrokenImageError if it cannot be read
+    patient: str = ""  # cases of one patient are never split between training and validation; empty: its own patient
+    files: tuple[Path, ...] = ()  # the files it is read from, if any
 
 
 class SliceDomain:

@@ -142,8 +142,7 @@ STREAMS: dict[str, Callable[..., Order]] = {
     "label-shift": label_shift,
     "few-classes": few_classes,
 }
-SUBSAMPLING = ("label-shift", "few-classes")
-"""Streams that leave images out; the rest is shuffled within each domain."""
+SUBSAMPLING = ("label-shift", "few-classes")  # streams that leave images out; the rest is shuffled within each domain
 
 
 def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options: Any) -> Order:

@@ -41,16 +41,11 @@ MILLIMETRES = {1: 1000.0, 3: 0.001}  # NIfTI codes of metres and micrometres; ot
 class Grid:
     """The voxel grid of a file, for showing its values and storing a mask."""
 
-    shape: tuple[int, ...]
-    """The stored shape, x first, without channels; two or three axes."""
-    affine: Reals
-    """(4, 4): from stored indices to millimetres towards the patient's right, front and head."""
-    axes: tuple[int, int, int]
-    """The stored axes of slices, rows and columns."""
-    flips: tuple[bool, bool]
-    """True for rows or columns that run against the stored order."""
-    header: Any = None
-    """The header of a NIfTI file."""
+    shape: tuple[int, ...]  # the stored shape, x first, without channels; two or three axes
+    affine: Reals  # (4, 4): from stored indices to millimetres towards the patient's right, front and head
+    axes: tuple[int, int, int]  # the stored axes of slices, rows and columns
+    flips: tuple[bool, bool]  # True for rows or columns that run against the stored order
+    header: Any = None  # the header of a NIfTI file
 
     @property
     def spacing(self) -> tuple[float, float, float]:
@@ -96,10 +91,8 @@ class Grid:
 class Scan:
     """A volume in viewing orientation."""
 
-    values: Values
-    """(Z, H, W), with the file's scaling applied."""
-    spacing: tuple[float, float, float]
-    """Millimetres between slices, rows and columns."""
+    values: Values  # (Z, H, W), with the file's scaling applied
+    spacing: tuple[float, float, float]  # millimetres between slices, rows and columns
     grid: Grid
 
 

@@ -19,17 +19,13 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    targets: tuple[str, ...]
-    """The domains to adapt to, in their usual order."""
+    targets: tuple[str, ...]  # the domains to adapt to, in their usual order
     open: Callable[[str], Domain]
-    clean: str | None = None
-    """The domain to train on; None: all domains except the targets."""
-    compute_fingerprint: Callable[[], str] = str
-    """Returns the value of `fingerprint`."""
+    clean: str | None = None  # the domain to train on; None: all domains except the targets
+    compute_fingerprint: Callable[[], str] = str  # returns the value of `fingerprint`
     structures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """For masks: the classes of each scored structure."""
-    domains: tuple[str, ...] = ()
-    """All domains, if there are more than the usual targets."""
+    domains: tuple[str, ...] = ()  # all domains, if there are more than the usual targets
     choose_sources: Callable[[Sequence[str]], tuple[str, ...]] | None = None
     """Returns the domains to train on for given targets; None: all others."""
     left_out: Callable[[], Mapping[str, str]] = dict

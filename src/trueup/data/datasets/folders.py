@@ -25,12 +25,9 @@ class ImageTree:
     root: Path
     domains: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    """Files that a list names but that do not exist."""
-    unknown: list[str] = field(default_factory=list)
-    """Folders that are not domains of the card."""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """The reason for each entry that cannot be read."""
+    missing: list[str] = field(default_factory=list)  # files that a list names but that do not exist
+    unknown: list[str] = field(default_factory=list)  # folders that are not domains of the card
+    skipped: dict[str, str] = field(default_factory=dict)  # the reason for each entry that cannot be read
     reading: Reading = AS_STORED
 
     @property

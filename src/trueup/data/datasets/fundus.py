@@ -56,10 +56,8 @@ _RIM_ONE_TEST = {
     "s": {*range(2, 10), *range(29, 36)},
 }
 
-Files = dict[str, tuple[str, Path]]
-"""Part and file of each image, by name."""
-Drawn = dict[str, dict[str, Path]]
-"""Mask files, by the name of the image and the structure."""
+Files = dict[str, tuple[str, Path]]  # part and file of each image, by name
+Drawn = dict[str, dict[str, Path]]  # mask files, by the name of the image and the structure
 Read = Callable[..., Volume]
 
 

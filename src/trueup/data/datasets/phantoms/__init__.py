@@ -20,8 +20,7 @@ DOMAINS = {
     "prostate-sim": ("body-coil", "endorectal"),
 }
 """The domains of each dataset; the first is the usual source."""
-CASES = {"fundus-sim": 160, "cardiac-sim": 24, "prostate-sim": 24}
-"""Per domain."""
+CASES = {"fundus-sim": 160, "cardiac-sim": 24, "prostate-sim": 24}  # per domain
 SLICES = {"fundus-sim": 1, "cardiac-sim": 8, "prostate-sim": 8}
 
 
