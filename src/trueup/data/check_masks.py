@@ -20,8 +20,7 @@ from trueup.data.scanning import describe_skipped, find_skipped
 from trueup.data.slices import LabelledCase, crop_padded
 
 THREADS = 4  # volumes in memory at a time
-WITHIN = {"cup": "disc", "LV": "MYO"}
-"""Structures inside others: if they mostly are not, the label numbers are probably swapped."""
+WITHIN = {"cup": "disc", "LV": "MYO"}  # structures inside others: if they mostly are not, labels are probably swapped
 
 
 @dataclass
@@ -32,12 +31,9 @@ class DomainPart:
     slices: int
     read: int = 0
     having: Counter[str] = field(default_factory=Counter)  # the number of cases with each structure
-    pixels: Counter[str] = field(default_factory=Counter)
-    """The pixels of each structure; all pixels under the empty name."""
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The number of cases of each slice size (rows, columns)."""
-    spacings: set[tuple[float, float, float]] = field(default_factory=set)
-    """Millimetres between slices, rows and columns, if known."""
+    pixels: Counter[str] = field(default_factory=Counter)  # of each structure; all pixels under the empty name
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # cases of each slice size (rows, columns)
+    spacings: set[tuple[float, float, float]] = field(default_factory=set)  # millimetres, if known
 
     def share(self, structure: str) -> float:
         """Return the share of pixels of a structure."""

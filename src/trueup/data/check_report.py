@@ -13,8 +13,7 @@ class Report:
     """The findings of a check."""
 
     name: str
-    problems: list[str] = field(default_factory=list)
-    """Each in one sentence; empty if the dataset is complete and readable."""
+    problems: list[str] = field(default_factory=list)  # sentences; empty if the dataset is complete and readable
     broken: list[str] = field(default_factory=list)  # images, or cases with the reason, that cannot be read
     others: list[str] = field(default_factory=list)  # other files; they are ignored
     notes: list[str] = field(default_factory=list)  # remarks that are not problems

@@ -269,14 +269,12 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
 
 
 def _by_significant_bits(path: Path, values: NDArray[Any]) -> Range | None:
-    """Return the range from a PNG's sBIT chunk.
-
-    The standard scales values of fewer bits to 16. Some programs write the chunk without scaling: then the values fit
-    into the declared bits and use the lowest bits, which scaled dark images leave empty.
-    """
+    """Return the range from a PNG's sBIT chunk."""
     bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
     if not 8 <= bits <= 16:
         return None
+    # The standard scales values to 16 bits. Where programs do not, values fit into the declared bits and use the
+    # lowest, which scaled dark images leave empty.
     unscaled = values.max() < 2**bits and bool(np.any(values & (2 ** (16 - bits) - 1)))
     return (0, 2**bits - 1) if unscaled else (0, FULL)
 

@@ -1,8 +1,7 @@
 """Medical volumes on disk (NIfTI, MetaImage, NRRD) in viewing orientation, and masks on their voxels.
 
-Files store x first; their header has the orientation in the patient. Here slices come first, and axial slices are
-oriented as radiologists view them, so format and converter make no difference. A mask is written back in the stored
-orientation.
+Files store x first, in any orientation. Here slices come first, and axial slices are oriented as radiologists view
+them. A mask is written back in the stored orientation.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ class Grid:
     @property
     def spacing(self) -> tuple[float, float, float]:
         """Return millimetres between slices, rows and columns."""
-        size = np.linalg.norm(self.affine[:3, :3], axis=0)
-        return float(size[self.axes[0]]), float(size[self.axes[1]]), float(size[self.axes[2]])
+        z, y, x = np.linalg.norm(self.affine[:3, :3], axis=0)[list(self.axes)].tolist()
+        return z, y, x
 
     @property
     def shape_3d(self) -> tuple[int, ...]:
@@ -80,8 +79,7 @@ class Grid:
 
     def store(self, shown: Values) -> Values:
         """Undo `show`."""
-        back = np.argsort(self.axes)
-        return np.asarray(self._flipped(shown).transpose(back).reshape(self.shape))
+        return np.asarray(self._flipped(shown).transpose(np.argsort(self.axes)).reshape(self.shape))
 
     def _flipped(self, shown: Values) -> Values:
         return shown[:, :: -1 if self.flips[0] else 1, :: -1 if self.flips[1] else 1]

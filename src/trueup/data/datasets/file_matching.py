@@ -28,10 +28,8 @@ class DomainNotFoundError(ValueError):
 class FoundCases:
     """The cases of each part of a domain, read on demand, and files that do not fit."""
 
-    parts: dict[str, list[LabelledCase]] = field(default_factory=dict)
-    """The cases of "train" and "test", or one of them; other cases have their own part."""
-    missing: list[str] = field(default_factory=list)
-    """Images without a mask and masks without an image, each in a few words."""
+    parts: dict[str, list[LabelledCase]] = field(default_factory=dict)  # "train", "test" or both; others of their own
+    missing: list[str] = field(default_factory=list)  # images without a mask, masks without an image
     broken: list[str] = field(default_factory=list)  # cases whose header cannot be read, each with the reason
     others: list[str] = field(default_factory=list)  # files that are neither
 

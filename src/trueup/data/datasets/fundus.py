@@ -99,13 +99,13 @@ def _archive(root: Path, domain: str) -> dict[str, Path]:
     for folder in walk_folders(root, DEEPEST + 1):
         if simple_name(folder.name) not in names:
             continue
-        places = {part: (folder / part / "ROIs", folder / part) for part in ("train", "test")}
-        # Whole photographs may lie beside the ROIs.
-        crops = {
-            part: [p for p in both if (p / "image").is_dir() and (p / "mask").is_dir()] for part, both in places.items()
-        }
-        if any(crops.values()):
-            return {part: found[0] for part, found in crops.items() if found}
+        crops: dict[str, Path] = {}
+        for part in ("train", "test"):
+            for place in (folder / part / "ROIs", folder / part):  # whole photographs may lie beside the ROIs
+                if (place / "image").is_dir() and (place / "mask").is_dir():
+                    crops.setdefault(part, place)
+        if crops:
+            return crops
     return {}
 
 

@@ -32,10 +32,7 @@ def phantom_cases(dataset: str, domain: str) -> list[LabelledCase]:
 
 
 def render_phantom(dataset: str, domain: str, number: int) -> Volume:
-    """Draw a patient in a domain; patients are numbered over all domains of a dataset.
-
-    The anatomy depends on the number only; light, noise and other effects of the camera or scanner on the domain, too.
-    """
+    """Draw a patient in a domain; patients are numbered over all domains; the number alone gives the anatomy."""
     view, count = _place(dataset, domain), CASES[dataset]
     if not 0 <= number < count * len(DOMAINS[dataset]):
         raise ValueError(f"{dataset} has patients 0 to {count * len(DOMAINS[dataset]) - 1}, not {number}")
