@@ -48,6 +48,7 @@ class _Member(NamedTuple):
 
 
 Members = Iterator[tuple[_Member, Iterator[bytes]]]
+Paths = dict[str, tuple[str, bool]]  # by folded name: the path, and True for a folder
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,12 @@ def _unpack(handle: BinaryIO, out: Path, sha256: str | None, limits: Limits, pro
         progress(handle.tell(), packed)
     if sha256 is not None and (digest := hashed.hexdigest()) != sha256.lower():
         raise _RefusedError(f"its SHA-256 is {digest}, not {sha256.lower()}: it is damaged, or another file")
-    tree, total = _Tree(limits), 0
+    members, paths, total = list[_Member](), Paths(), 0
     for member, _ in _members(handle, packed, limits):
-        tree.add(member)
+        _add_paths(paths, member)
+        members.append(member)
+        if max(len(members), len(paths)) > limits.members:
+            raise _RefusedError(f"holds more than {limits.members:,} files and folders{_TRUST}(members=...)")
         total += member.size
         limits.check(total, packed)
         progress(handle.tell(), packed)
@@ -146,10 +150,10 @@ def _unpack(handle: BinaryIO, out: Path, sha256: str | None, limits: Limits, pro
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(mode=0o755)
     try:
-        for path, folder in sorted(tree.known.values()):  # a folder before its content
+        for path, folder in sorted(paths.values()):  # a folder before its content
             if folder:
                 (partial / path).mkdir(mode=0o755)
-        _write(partial, tree.members, _members(handle, packed, limits), lambda done: progress(done, total))
+        _write(partial, members, _members(handle, packed, limits), lambda done: progress(done, total))
         after = os.fstat(handle.fileno())
         if (after.st_mtime_ns, after.st_ctime_ns) != (before.st_mtime_ns, before.st_ctime_ns):
             raise _RefusedError(_CHANGED)
@@ -157,7 +161,7 @@ def _unpack(handle: BinaryIO, out: Path, sha256: str | None, limits: Limits, pro
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return Unpacked(sum(not member.folder for member in tree.members), total, hashed.hexdigest())
+    return Unpacked(sum(not member.folder for member in members), total, hashed.hexdigest())
 
 
 def _write(root: Path, checked: list[_Member], members: Members, progress: Callable[[int], None]) -> None:
@@ -182,28 +186,17 @@ def _write(root: Path, checked: list[_Member], members: Members, progress: Calla
         _refuse_if(member.name, {f"holds {more} than the {member.size:,} bytes that its header says": left})
 
 
-class _Tree:
-    """The members and their paths: no two share one, on any file system."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.members: list[_Member] = []
-        self.known: dict[str, tuple[str, bool]] = {}
-
-    def add(self, member: _Member) -> None:
-        """Add a member and the folders above it, or refuse it."""
-        parts, folder = _safe_parts(member.name), member.folder
-        _refuse_if(member.name, {"has no file name": not parts and not folder})
-        while parts:
-            path = "/".join(parts)
-            there = self.known.setdefault(normalize("NFC", path.casefold()), (here := (path, folder)))
-            if there is not here:
-                _refuse_if(member.name, {f"has the same path as {there[0]!r}": there != here or not folder})
-                break  # a known folder: those above it are known, too
-            parts, folder = parts[:-1], True
-        self.members.append(member)
-        if max(len(self.members), len(self.known)) > self.limits.members:
-            raise _RefusedError(f"holds more than {self.limits.members:,} files and folders{_TRUST}(members=...)")
+def _add_paths(paths: Paths, member: _Member) -> None:
+    """Add the path of a member and the folders above it; no two may share one, on any file system."""
+    parts, folder = _safe_parts(member.name), member.folder
+    _refuse_if(member.name, {"has no file name": not parts and not folder})
+    while parts:
+        path = "/".join(parts)
+        there = paths.setdefault(normalize("NFC", path.casefold()), (here := (path, folder)))
+        if there is not here:
+            _refuse_if(member.name, {f"has the same path as {there[0]!r}": there != here or not folder})
+            break  # a known folder: those above it are known, too
+        parts, folder = parts[:-1], True
 
 
 def _safe_parts(name: str) -> list[str]:
@@ -243,25 +236,24 @@ def _reading(what: str) -> Iterator[None]:
 
 def _members(handle: BinaryIO, packed: int, limits: Limits) -> Members:
     """Yield all members in the archive's order; the first bytes tell the kind of archive."""
-    handle.seek(0)
-    head = handle.read(tarfile.BLOCKSIZE)
-    handle.seek(0)
-    if head.startswith(ZIP):
-        return _zip_members(handle)
-    decompress = next((reader for magic, reader in COMPRESSED.items() if head.startswith(magic)), None)
-    if decompress is not None:
-        with _reading("it"), decompress(handle) as file:
-            head = file.read(tarfile.BLOCKSIZE)
-        handle.seek(0)
-    if head[257:262] != b"ustar":
-        kind = "not an archive" if decompress is None else "a single compressed file, not an archive"
-        raise _RefusedError(f"is {kind}; its content must be a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz")
-    return _tar_members(_TarStream(handle if decompress is None else decompress(handle), packed, limits))
-
-
-def _zip_members(handle: BinaryIO) -> Members:
     with _reading("it"):
-        archive = zipfile.ZipFile(handle)
+        handle.seek(0)
+        head = handle.read(tarfile.BLOCKSIZE)
+        handle.seek(0)
+        if head.startswith(ZIP):
+            yield from _zip_members(zipfile.ZipFile(handle))
+            return
+        decompress = next((reader for magic, reader in COMPRESSED.items() if head.startswith(magic)), None)
+        file = handle if decompress is None else decompress(handle)
+        head = file.read(tarfile.BLOCKSIZE)
+        file.seek(0)
+        if head[257:262] != b"ustar":
+            kind = "not an archive" if decompress is None else "a single compressed file, not an archive"
+            raise _RefusedError(f"is {kind}; its content must be a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz")
+        yield from _tar_members(_TarStream(file, packed, limits))
+
+
+def _zip_members(archive: zipfile.ZipFile) -> Members:
     for info in archive.infolist():
         name, kind = info.orig_filename, stat.S_IFMT(info.external_attr >> 16)
         reasons = {
@@ -282,16 +274,8 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[byt
 
 
 def _tar_members(stream: _TarStream) -> Members:
-    with _reading("it"):
-        archive: Any = tarfile.TarFile(fileobj=stream)  # type: ignore[arg-type]
-    while True:
-        archive.members.clear()  # or memory grows with the archive
-        archive.pax_headers.clear()
-        stream.header = 0
-        with _reading("it"):
-            info: tarfile.TarInfo | None = archive.next()
-        if info is None:
-            break
+    archive: Any = tarfile.TarFile(fileobj=stream)  # type: ignore[arg-type]
+    while info := archive.next():
         reasons = {
             "is a link": info.issym() or info.islnk(),
             "is neither a plain file nor a folder": not (info.isreg() or info.isdir()) or info.issparse(),
@@ -299,6 +283,9 @@ def _tar_members(stream: _TarStream) -> Members:
         }
         _refuse_if(info.name, reasons)
         yield _Member(info.name, info.isdir(), 0 if info.isdir() else info.size), stream.chunks(info.size)
+        archive.members.clear()  # or memory grows with the archive
+        archive.pax_headers.clear()
+        stream.header = 0
     if stream.last != bytes(tarfile.BLOCKSIZE):  # tarfile stops silently at a damaged header
         raise _RefusedError("is damaged or was cut off: its end is missing")
     if any(rest.strip(b"\0") for rest in stream.chunks(stream.limits.size)):  # reads on to the compressor's checksum

@@ -32,32 +32,42 @@ class Card:
 
 
 _FOLDERS = "ROOT/domain/class/image, or list files ROOT/domain*.txt with lines `path number`"
-_CORRUPTED = dict.fromkeys(CORRUPTIONS, 50_000)
+_DIGITS = tuple("0123456789")
+_FUNDUS = ("background", "rim", "cup")
+_CARDIAC = ("background", "right ventricle", "myocardium", "left ventricle")
+_PROSTATE = ("background", "prostate")
+_UCI = "handwriting: UCI, CC BY 4.0"
+
+
+def _embedded(
+    name: str, title: str, class_names: tuple[str, ...], domains: dict[str, int], licence: str, home: str
+) -> Card:
+    layout = "none: made in memory"
+    return Card(name, title, "embedded", len(class_names), domains, licence, home, layout, class_names)
+
+
+def _drawn(name: str, title: str, class_names: tuple[str, ...], images: int, *domains: str) -> Card:
+    return _embedded(name, title, class_names, dict.fromkeys(domains, images), "ours", "made by this library")
+
 
 CARDS = {
     card.name: card
     for card in (
-        Card(
-            name="digits",
-            title="Digits in four styles",
-            kind="embedded",
-            classes=10,
-            class_names=tuple("0123456789"),
-            domains=dict.fromkeys(("hand", "type", "poster", "neon"), 2000),
-            licence="handwriting: UCI, CC BY 4.0; fonts: DejaVu and STIX licences",
-            home="ships with scikit-learn and matplotlib",
-            layout="none: made in memory",
+        _embedded(
+            "digits",
+            "Digits in four styles",
+            _DIGITS,
+            dict.fromkeys(("hand", "type", "poster", "neon"), 2000),
+            f"{_UCI}; fonts: DejaVu and STIX licences",
+            "ships with scikit-learn and matplotlib",
         ),
-        Card(
-            name="digits-c",
-            title="Handwritten digits, corrupted",
-            kind="embedded",
-            classes=10,
-            class_names=tuple("0123456789"),
-            domains=dict.fromkeys(CORRUPTIONS, 1000),
-            licence="handwriting: UCI, CC BY 4.0",
-            home="ships with scikit-learn",
-            layout="none: made in memory",
+        _embedded(
+            "digits-c",
+            "Handwritten digits, corrupted",
+            _DIGITS,
+            dict.fromkeys(CORRUPTIONS, 1000),
+            _UCI,
+            "ships with scikit-learn",
         ),
         Card(
             name="pacs",
@@ -120,7 +130,7 @@ CARDS = {
                 title=f"CIFAR-{n}-C (Hendrycks and Dietterich, 2019)",
                 kind="corruptions",
                 classes=n,
-                domains=_CORRUPTED,
+                domains=dict.fromkeys(CORRUPTIONS, 50_000),
                 licence="CC BY 4.0",
                 home=f"https://zenodo.org/record/{record}, and the clean set's binary version from https://www.cs.toronto.edu/~kriz/cifar.html",
                 layout=f"ROOT/CORRUPTION.npy and ROOT/labels.npy (all five severities), clean images in ROOT/{clean}",
@@ -142,7 +152,7 @@ CARDS = {
             title="Optic disc and cup: REFUGE, Drishti-GS, RIM-ONE r3",
             kind="masks",
             classes=3,
-            class_names=("background", "rim", "cup"),
+            class_names=_FUNDUS,
             domains={"refuge": 400, "drishti-gs": 101, "rim-one-r3": 159},
             licence="each for research, after registration",
             home="https://refuge.grand-challenge.org, https://cvit.iiit.ac.in/projects/mip/drishti-gs, http://rimone.isaatc.ull.es",
@@ -154,7 +164,7 @@ CARDS = {
             title="Short-axis hearts: ACDC (cine) and MS-CMRSeg 2019 (LGE)",
             kind="masks",
             classes=4,
-            class_names=("background", "right ventricle", "myocardium", "left ventricle"),
+            class_names=_CARDIAC,
             domains={"acdc": 200, "lge": 45},
             licence="each for research, after registration",
             home="https://www.creatis.insa-lyon.fr/Challenge/acdc, https://zmiclab.github.io/zxh/0/mscmrseg19",
@@ -166,46 +176,16 @@ CARDS = {
             title="Prostate, T2: MSD Task05 and PROMISE12",
             kind="masks",
             classes=2,
-            class_names=("background", "prostate"),
+            class_names=_PROSTATE,
             domains={"msd05": 32, "promise12": 50},
             licence="MSD: CC BY-SA 4.0; PROMISE12: for research, after registration",
             home="http://medicaldecathlon.com, https://promise12.grand-challenge.org",
             layout="below ROOT: Task05_Prostate/{imagesTr,labelsTr}/prostate_XX.nii.gz; "
             "TrainingData_Part{1,2,3}/CaseXX{,_segmentation}.mhd",
         ),
-        Card(
-            name="fundus-sim",
-            title="Optic disc and cup, drawn",
-            kind="embedded",
-            classes=3,
-            class_names=("background", "rim", "cup"),
-            domains=dict.fromkeys(("clinic", "screening", "handheld"), 160),
-            licence="ours",
-            home="made by this library",
-            layout="none: made in memory",
-        ),
-        Card(
-            name="cardiac-sim",
-            title="Short-axis hearts, drawn",
-            kind="embedded",
-            classes=4,
-            class_names=("background", "right ventricle", "myocardium", "left ventricle"),
-            domains=dict.fromkeys(("cine", "lge"), 24),
-            licence="ours",
-            home="made by this library",
-            layout="none: made in memory",
-        ),
-        Card(
-            name="prostate-sim",
-            title="Prostate, drawn",
-            kind="embedded",
-            classes=2,
-            class_names=("background", "prostate"),
-            domains=dict.fromkeys(("body-coil", "endorectal"), 24),
-            licence="ours",
-            home="made by this library",
-            layout="none: made in memory",
-        ),
+        _drawn("fundus-sim", "Optic disc and cup, drawn", _FUNDUS, 160, "clinic", "screening", "handheld"),
+        _drawn("cardiac-sim", "Short-axis hearts, drawn", _CARDIAC, 24, "cine", "lge"),
+        _drawn("prostate-sim", "Prostate, drawn", _PROSTATE, 24, "body-coil", "endorectal"),
     )
 }
 

@@ -16,8 +16,7 @@ NORMALIZE = {
 }
 """Mean and standard deviation of the three channels, for values from 0 to 1."""
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
-Normalize = str | MeanStd
-"""A name from NORMALIZE, or mean and std: one number for all channels, or one each."""
+Normalize = str | MeanStd  # a name from NORMALIZE, or mean and std: one number for all channels, or one each
 LUMA = (19595, 38470, 7471)  # weights of red, green and blue in 1/65536, as in Pillow and ITU-R 601
 
 
@@ -27,8 +26,7 @@ class Channels:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    grey: bool = False
-    """True for one channel, the luminance, instead of red, green and blue."""
+    grey: bool = False  # True for one channel, the luminance, instead of red, green and blue
 
     @property
     def count(self) -> int:

@@ -152,22 +152,20 @@ def _decode(report: ImageReport, root: Path, reading: Reading, progress: Progres
     """Open every image file, in parallel."""
     domains = list(_domains(report, root, reading))
     total = sum(len(domain.files) for domain in domains)
-    unknown: list[str] = []
-    odd: list[str] = []
-    clipped: list[str] = []
-    done = 0
+    unknown, odd, clipped, done = list[str](), list[str](), list[str](), 0
     with ThreadPoolExecutor() as pool:
         for domain in domains:
             rest = iter(range(len(domain.files)))
             while part := list(islice(rest, 512)):  # bounds the number of waiting results
                 for i, seen in zip(part, pool.map(partial(_look, domain), part), strict=True):
+                    file = domain.files[i]
                     if isinstance(seen, UnknownRangeError):
-                        unknown.append(f"{domain.files[i]} ({seen.reason})")
+                        unknown.append(f"{file} ({seen.reason})")
                     elif isinstance(seen, BrokenImageError):
-                        report.broken.append(domain.files[i])
+                        report.broken.append(file)
                     else:
-                        odd += [f"{domain.files[i]} ({seen.width}×{seen.height})"] if seen.squashed else []
-                        clipped += [domain.files[i]] if seen.clipped else []
+                        odd += [f"{file} ({seen.width}×{seen.height})"] if seen.squashed else []
+                        clipped += [file] if seen.clipped else []
                 done += len(part)
                 progress(done, total)
     if report.broken:

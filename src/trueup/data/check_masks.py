@@ -20,8 +20,7 @@ from trueup.data.scanning import describe_skipped, find_skipped
 from trueup.data.slices import LabelledCase, crop_padded
 
 THREADS = 4  # volumes in memory at a time
-WITHIN = {"cup": "disc", "LV": "MYO"}
-"""Structures inside others: if they mostly are not, the label numbers are probably swapped."""
+WITHIN = {"cup": "disc", "LV": "MYO"}  # structures inside others: if they mostly are not, labels are probably swapped
 
 
 @dataclass
@@ -31,14 +30,10 @@ class DomainPart:
     cases: int
     slices: int
     read: int = 0
-    having: Counter[str] = field(default_factory=Counter)
-    """The number of cases with each structure."""
-    pixels: Counter[str] = field(default_factory=Counter)
-    """The pixels of each structure; all pixels under the empty name."""
-    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """The number of cases of each slice size (rows, columns)."""
-    spacings: set[tuple[float, float, float]] = field(default_factory=set)
-    """Millimetres between slices, rows and columns, if known."""
+    having: Counter[str] = field(default_factory=Counter)  # the number of cases with each structure
+    pixels: Counter[str] = field(default_factory=Counter)  # of each structure; all pixels under the empty name
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # cases of each slice size (rows, columns)
+    spacings: set[tuple[float, float, float]] = field(default_factory=set)  # millimetres, if known
 
     def share(self, structure: str) -> float:
         """Return the share of pixels of a structure."""
@@ -50,12 +45,9 @@ class MaskReport(Report):
     """A report on images with masks: the cases of each part of each domain."""
 
     structures: Structures = field(default_factory=dict)
-    parts: dict[str, DomainPart] = field(default_factory=dict)
-    """By domain and part, as in "refuge:train"."""
-    missing: list[str] = field(default_factory=list)
-    """Images without masks and masks without images."""
-    found: dict[str, FoundCases] = field(default_factory=dict, repr=False)
-    """The cases themselves, by domain."""
+    parts: dict[str, DomainPart] = field(default_factory=dict)  # by domain and part, as in "refuge:train"
+    missing: list[str] = field(default_factory=list)  # images without masks and masks without images
+    found: dict[str, FoundCases] = field(default_factory=dict, repr=False)  # the cases themselves, by domain
 
     @property
     def cases(self) -> int:
@@ -75,10 +67,8 @@ class _Seen:
     size: tuple[int, int]
     spacing: tuple[float, float, float] | None
     pixels: dict[str, int]
-    astray: tuple[str, ...]
-    """Structures that are not inside the one that should surround them."""
-    cropped: bool
-    """True if a structure extends beyond the network's view."""
+    astray: tuple[str, ...]  # structures that are not inside the one that should surround them
+    cropped: bool  # True if a structure extends beyond the network's view
 
 
 def check_masks(

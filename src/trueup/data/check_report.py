@@ -13,14 +13,10 @@ class Report:
     """The findings of a check."""
 
     name: str
-    problems: list[str] = field(default_factory=list)
-    """Each in one sentence; empty if the dataset is complete and readable."""
-    broken: list[str] = field(default_factory=list)
-    """Images, or cases with the reason, that cannot be read."""
-    others: list[str] = field(default_factory=list)
-    """Other files; they are ignored."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks that are not problems."""
+    problems: list[str] = field(default_factory=list)  # sentences; empty if the dataset is complete and readable
+    broken: list[str] = field(default_factory=list)  # images, or cases with the reason, that cannot be read
+    others: list[str] = field(default_factory=list)  # other files; they are ignored
+    notes: list[str] = field(default_factory=list)  # remarks that are not problems
 
 
 def first_names(names: Iterable[str], most: int = 5) -> str:

@@ -17,10 +17,8 @@ from trueup.data.volumes import Grid, Scan, Values, format_shape, read_volume
 class LabelCoding:
     """The meaning of the numbers in a dataset's masks."""
 
-    of: str
-    """The dataset's name."""
-    classes: Mapping[int, int]
-    """The class of each number; other numbers are refused."""
+    of: str  # the dataset's name
+    classes: Mapping[int, int]  # the class of each number; other numbers are refused
 
     def decode(self, values: Values, name: str) -> Mask:
         """Convert numbers to classes; errors name the file `name`."""

@@ -66,7 +66,6 @@ class Loader:
         """channels: the network's input channels, or a name of `NORMALIZE`.
 
         keep: cache decoded images for another pass, if they fit into a gigabyte.
-
         device: target of the batches; uint8 is copied there and normalised there, a quarter of the traffic.
         """
         self.place, self.size, self.threads, self.device = place, size, threads, torch.device(device)

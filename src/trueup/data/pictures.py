@@ -26,8 +26,7 @@ Resize = Literal["squash", "crop", "pad"]
 RESIZES: tuple[Resize, ...] = get_args(Resize)
 UNCLEAR = 2**14 - 1  # up to this largest value, 16-bit files may hold 10, 12 or 14 bits
 FULL = 2**16 - 1
-ALPHA = {"LA": 1, "La": 1, "PA": 1, "RGBA": 3, "RGBa": 3}
-"""The index of the alpha channel, by mode."""
+ALPHA = {"LA": 1, "La": 1, "PA": 1, "RGBA": 3, "RGBa": 3}  # the index of the alpha channel, by mode
 
 
 class BrokenImageError(ValueError):
@@ -76,16 +75,11 @@ class StoredPicture:
     """A picture with its values as stored."""
 
     name: str
-    mode: str
-    """Pillow's mode: L, P, RGB, I;16 ..."""
-    values: NDArray[Any]
-    """(H, W) or (H, W, channels), in the depth of the file; palette indices for mode P."""
-    deep: bool
-    """True if it has more than 8 bits per channel."""
-    declared: Range | None
-    """The values of black and white, if the file declares them."""
-    inverted: bool
-    """True if its lowest value is white."""
+    mode: str  # Pillow's mode: L, P, RGB, I;16 ...
+    values: NDArray[Any]  # (H, W) or (H, W, channels), in the depth of the file; palette indices for mode P
+    deep: bool  # True if it has more than 8 bits per channel
+    declared: Range | None  # the values of black and white, if the file declares them
+    inverted: bool  # True if its lowest value is white
 
     def colours(self) -> NDArray[Any]:
         """Return the values without the alpha channel."""
@@ -275,14 +269,12 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
 
 
 def _by_significant_bits(path: Path, values: NDArray[Any]) -> Range | None:
-    """Return the range from a PNG's sBIT chunk.
-
-    The standard scales values of fewer bits to 16. Some programs write the chunk without scaling: then the values fit
-    into the declared bits and use the lowest bits, which scaled dark images leave empty.
-    """
+    """Return the range from a PNG's sBIT chunk."""
     bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
     if not 8 <= bits <= 16:
         return None
+    # The standard scales values to 16 bits. Where programs do not, values fit into the declared bits and use the
+    # lowest, which scaled dark images leave empty.
     unscaled = values.max() < 2**bits and bool(np.any(values & (2 ** (16 - bits) - 1)))
     return (0, 2**bits - 1) if unscaled else (0, FULL)
 

@@ -23,8 +23,7 @@ class PictureInfo:
 
     width: int
     height: int
-    clipped: float
-    """The share of values beyond the requested range."""
+    clipped: float  # the share of values beyond the requested range
 
     @property
     def squashed(self) -> bool:

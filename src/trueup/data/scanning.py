@@ -33,8 +33,7 @@ class FolderScan:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.skipped: dict[str, str] = {}
-        """The reason for each skipped entry, by its path below the root."""
+        self.skipped: dict[str, str] = {}  # the reason for each skipped entry, by its path below the root
         self._scanned = [Path(os.path.realpath(root))]
 
     def list_folder(self, folder: Path) -> tuple[list[Entry], list[Entry]]:

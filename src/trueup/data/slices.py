@@ -30,14 +30,10 @@ CACHE = 2**29  # bytes of volumes that a domain keeps in memory
 class Volume:
     """A case as stored on disk, slices first; a photograph has one slice."""
 
-    image: NDArray[np.uint8]
-    """(Z, H, W, 1) grey or (Z, H, W, 3) colour; readers scale a scanner's grey values to 0..255."""
-    mask: Mask | None
-    """(Z, H, W): the class of each pixel, or None without a mask."""
-    spacing: tuple[float, float, float]
-    """Millimetres between slices, rows and columns; ones if unknown."""
-    box: Box
-    """Top, left, height and width of the part of a slice that networks see, in pixels."""
+    image: NDArray[np.uint8]  # (Z, H, W, 1) grey or (Z, H, W, 3) colour; a scanner's grey values scaled to 0..255
+    mask: Mask | None  # (Z, H, W): the class of each pixel, or None without a mask
+    spacing: tuple[float, float, float]  # millimetres between slices, rows and columns; ones if unknown
+    box: Box  # top, left, height and width of the part of a slice that networks see, in pixels
 
     @property
     def nbytes(self) -> int:
@@ -66,12 +62,9 @@ class LabelledCase:
 
     name: str
     slices: int
-    read: Callable[[], Volume]
-    """Raises a BrokenImageError if it cannot be read."""
-    patient: str = ""
-    """Cases of one patient are never split between training and validation; empty: its own patient."""
-    files: tuple[Path, ...] = ()
-    """The files it is read from, if any."""
+    read: Callable[[], Volume]  # raises a BrokenImageError if it cannot be read
+    patient: str = ""  # cases of one patient are never split between training and validation; empty: its own patient
+    files: tuple[Path, ...] = ()  # the files it is read from, if any
 
 
 class SliceDomain:
@@ -91,22 +84,19 @@ class SliceDomain:
     def volume(self, number: int) -> Volume:
         """Return a case by its number, from the cache if possible."""
         with self._reading[number]:  # threads often ask for slices of one case: read it once
-            return self._volume(number)
-
-    def _volume(self, number: int) -> Volume:
-        with self._lock:
-            if number in self._kept:
-                self._kept.move_to_end(number)
-                return self._kept[number]
-        case = self.cases[number]
-        volume = case.read()
-        if len(volume.image) != case.slices:
-            raise BrokenImageError(f"{case.name} has {len(volume.image)} slices; its header said {case.slices}")
-        with self._lock:
-            self._kept[number] = volume
-            while sum(v.nbytes for v in self._kept.values()) > CACHE and len(self._kept) > 1:
-                self._kept.popitem(last=False)
-        return volume
+            with self._lock:
+                if number in self._kept:
+                    self._kept.move_to_end(number)
+                    return self._kept[number]
+            case = self.cases[number]
+            volume = case.read()
+            if len(volume.image) != case.slices:
+                raise BrokenImageError(f"{case.name} has {len(volume.image)} slices; its header said {case.slices}")
+            with self._lock:
+                self._kept[number] = volume
+                while sum(v.nbytes for v in self._kept.values()) > CACHE and len(self._kept) > 1:
+                    self._kept.popitem(last=False)
+            return volume
 
     def place(self, i: int) -> tuple[int, int]:
         """Return the number of the case of slice i, and the slice within it."""
@@ -126,8 +116,7 @@ class SliceDomain:
     def image_name(self, i: int) -> str:
         """Return the case's name, with the slice if there are several."""
         number, z = self.place(i)
-        case = self.cases[number]
-        return case.name if case.slices == 1 else f"{case.name}[{z}]"
+        return self.cases[number].name + (f"[{z}]" if self.cases[number].slices > 1 else "")
 
 
 def full_box(height: int, width: int) -> Box:

@@ -99,8 +99,7 @@ def mixed(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 def label_shift(labels: ArrayLike, domains: ArrayLike, seed: int, *, imbalance: float = 10.0) -> Order:
     """Shuffle a long-tailed subset of each domain: the first class keeps `imbalance` times as many as the last.
 
-    Sizes fall geometrically from class to class and are as large as the images allow, at least one. The seed chooses
-    the frequent classes: the same in every domain.
+    Sizes fall geometrically, as large as the images allow. The seed chooses the frequent classes, for all domains.
     """
     if not (_is_number(imbalance) and 1 <= imbalance <= 1e6):
         raise ValueError(f"imbalance={imbalance!r} must lie between 1 (balanced) and 1e6; 10 is a long tail")
@@ -142,8 +141,7 @@ STREAMS: dict[str, Callable[..., Order]] = {
     "label-shift": label_shift,
     "few-classes": few_classes,
 }
-SUBSAMPLING = ("label-shift", "few-classes")
-"""Streams that leave images out; the rest is shuffled within each domain."""
+SUBSAMPLING = ("label-shift", "few-classes")  # streams that leave images out; the rest is shuffled within each domain
 
 
 def order(name: str, labels: ArrayLike, domains: ArrayLike, seed: int, **options: Any) -> Order:

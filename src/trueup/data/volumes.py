@@ -1,8 +1,7 @@
 """Medical volumes on disk (NIfTI, MetaImage, NRRD) in viewing orientation, and masks on their voxels.
 
-Files store x first; their header has the orientation in the patient. Here slices come first, and axial slices are
-oriented as radiologists view them, so format and converter make no difference. A mask is written back in the stored
-orientation.
+Files store x first, in any orientation. Here slices come first, and axial slices are oriented as radiologists view
+them. A mask is written back in the stored orientation.
 """
 
 from __future__ import annotations
@@ -41,22 +40,17 @@ MILLIMETRES = {1: 1000.0, 3: 0.001}  # NIfTI codes of metres and micrometres; ot
 class Grid:
     """The voxel grid of a file, for showing its values and storing a mask."""
 
-    shape: tuple[int, ...]
-    """The stored shape, x first, without channels; two or three axes."""
-    affine: Reals
-    """(4, 4): from stored indices to millimetres towards the patient's right, front and head."""
-    axes: tuple[int, int, int]
-    """The stored axes of slices, rows and columns."""
-    flips: tuple[bool, bool]
-    """True for rows or columns that run against the stored order."""
-    header: Any = None
-    """The header of a NIfTI file."""
+    shape: tuple[int, ...]  # the stored shape, x first, without channels; two or three axes
+    affine: Reals  # (4, 4): from stored indices to millimetres towards the patient's right, front and head
+    axes: tuple[int, int, int]  # the stored axes of slices, rows and columns
+    flips: tuple[bool, bool]  # True for rows or columns that run against the stored order
+    header: Any = None  # the header of a NIfTI file
 
     @property
     def spacing(self) -> tuple[float, float, float]:
         """Return millimetres between slices, rows and columns."""
-        size = np.linalg.norm(self.affine[:3, :3], axis=0)
-        return float(size[self.axes[0]]), float(size[self.axes[1]]), float(size[self.axes[2]])
+        z, y, x = np.linalg.norm(self.affine[:3, :3], axis=0)[list(self.axes)].tolist()
+        return z, y, x
 
     @property
     def shape_3d(self) -> tuple[int, ...]:
@@ -85,8 +79,7 @@ class Grid:
 
     def store(self, shown: Values) -> Values:
         """Undo `show`."""
-        back = np.argsort(self.axes)
-        return np.asarray(self._flipped(shown).transpose(back).reshape(self.shape))
+        return np.asarray(self._flipped(shown).transpose(np.argsort(self.axes)).reshape(self.shape))
 
     def _flipped(self, shown: Values) -> Values:
         return shown[:, :: -1 if self.flips[0] else 1, :: -1 if self.flips[1] else 1]
@@ -96,10 +89,8 @@ class Grid:
 class Scan:
     """A volume in viewing orientation."""
 
-    values: Values
-    """(Z, H, W), with the file's scaling applied."""
-    spacing: tuple[float, float, float]
-    """Millimetres between slices, rows and columns."""
+    values: Values  # (Z, H, W), with the file's scaling applied
+    spacing: tuple[float, float, float]  # millimetres between slices, rows and columns
     grid: Grid
 
 

@@ -19,17 +19,13 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    targets: tuple[str, ...]
-    """The domains to adapt to, in their usual order."""
+    targets: tuple[str, ...]  # the domains to adapt to, in their usual order
     open: Callable[[str], Domain]
-    clean: str | None = None
-    """The domain to train on; None: all domains except the targets."""
-    compute_fingerprint: Callable[[], str] = str
-    """Returns the value of `fingerprint`."""
+    clean: str | None = None  # the domain to train on; None: all domains except the targets
+    compute_fingerprint: Callable[[], str] = str  # returns the value of `fingerprint`
     structures: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """For masks: the classes of each scored structure."""
-    domains: tuple[str, ...] = ()
-    """All domains, if there are more than the usual targets."""
+    domains: tuple[str, ...] = ()  # all domains, if there are more than the usual targets
     choose_sources: Callable[[Sequence[str]], tuple[str, ...]] | None = None
     """Returns the domains to train on for given targets; None: all others."""
     left_out: Callable[[], Mapping[str, str]] = dict
@@ -69,11 +65,7 @@ class Dataset:
 
 
 def open_dataset(name: str, root: str | Path | None = None, reading: Reading = AS_STORED) -> Dataset:
-    """Open a dataset; only names are read now.
-
-    root: the folder that holds its domains.
-    reading: options for its picture files; the default range is that of its card.
-    """
+    """Open a dataset below `root`; only names are read now. The default range of `reading` is that of its card."""
     if name not in OWN:
         get_card(name)
     check_reading(name, reading)
@@ -95,14 +87,8 @@ def open_dataset(name: str, root: str | Path | None = None, reading: Reading = A
     from trueup.data.datasets import folders
 
     tree = folders.scan_image_folder(root, None if name == "folder" else get_card(name), reading)
-    return Dataset(
-        name,
-        tree.classes,
-        tuple(tree.domains),
-        tree.domain,
-        compute_fingerprint=tree.fingerprint,
-        left_out=lambda: tree.skipped,
-    )
+    found = Dataset(name, tree.classes, tuple(tree.domains), tree.domain, compute_fingerprint=tree.fingerprint)
+    return replace(found, left_out=lambda: tree.skipped)
 
 
 def dataset_from_card(name: str) -> Dataset:
@@ -110,11 +96,11 @@ def dataset_from_card(name: str) -> Dataset:
     card = get_card(name)
     if card.kind == "embedded":
         return open_dataset(name)
-    classes = card.class_names or tuple(map(str, range(card.classes)))
     if card.kind == "masks":
         from trueup.data.datasets.mask_datasets import empty_mask_dataset
 
         return empty_mask_dataset(name)
+    classes = card.class_names or tuple(map(str, range(card.classes)))
     return Dataset(name, classes, tuple(card.domains), _missing, "clean" if card.kind == "corruptions" else None)
 
 
@@ -150,15 +136,11 @@ def _corrupted(name: str, root: Path, reading: Reading) -> Dataset:
 def _digits(name: str) -> Dataset:
     from trueup.data.datasets import digits
 
-    card = get_card(name)
-    plain = name == "digits"
-    targets, open_domain = (digits.DOMAINS, digits.digits_domain) if plain else (CORRUPTIONS, _corrupted_digits)
-    return Dataset(name, card.class_names, targets, open_domain, None if plain else "clean", lambda: digits.VERSION)
+    def corrupted(domain: str) -> Domain:
+        if domain == "clean":
+            return digits.clean_digits("train")
+        return CorruptedDomain(digits.clean_digits("test"), *parse_corruption(domain))
 
-
-def _corrupted_digits(name: str) -> Domain:
-    from trueup.data.datasets import digits
-
-    if name == "clean":
-        return digits.clean_digits("train")
-    return CorruptedDomain(digits.clean_digits("test"), *parse_corruption(name))
+    plain, classes = name == "digits", get_card(name).class_names
+    targets, open_domain = (digits.DOMAINS, digits.digits_domain) if plain else (CORRUPTIONS, corrupted)
+    return Dataset(name, classes, targets, open_domain, None if plain else "clean", lambda: digits.VERSION)

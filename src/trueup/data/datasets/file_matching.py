@@ -17,8 +17,7 @@ from trueup.data.volumes import count_slices
 
 DEEPEST = 2  # levels of folders that archives put around a dataset
 
-CaseFile = tuple[str, str, Path]
-"""The name of a case, "image" or "label", and the file."""
+CaseFile = tuple[str, str, Path]  # the name of a case, "image" or "label", and the file
 
 
 class DomainNotFoundError(ValueError):
@@ -29,14 +28,10 @@ class DomainNotFoundError(ValueError):
 class FoundCases:
     """The cases of each part of a domain, read on demand, and files that do not fit."""
 
-    parts: dict[str, list[LabelledCase]] = field(default_factory=dict)
-    """The cases of "train" and "test", or one of them; other cases have their own part."""
-    missing: list[str] = field(default_factory=list)
-    """Images without a mask and masks without an image, each in a few words."""
-    broken: list[str] = field(default_factory=list)
-    """Cases whose header cannot be read, each with the reason."""
-    others: list[str] = field(default_factory=list)
-    """Files that are neither."""
+    parts: dict[str, list[LabelledCase]] = field(default_factory=dict)  # "train", "test" or both; others of their own
+    missing: list[str] = field(default_factory=list)  # images without a mask, masks without an image
+    broken: list[str] = field(default_factory=list)  # cases whose header cannot be read, each with the reason
+    others: list[str] = field(default_factory=list)  # files that are neither
 
     @property
     def cases(self) -> list[LabelledCase]:

@@ -25,12 +25,9 @@ class ImageTree:
     root: Path
     domains: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    """Files that a list names but that do not exist."""
-    unknown: list[str] = field(default_factory=list)
-    """Folders that are not domains of the card."""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """The reason for each entry that cannot be read."""
+    missing: list[str] = field(default_factory=list)  # files that a list names but that do not exist
+    unknown: list[str] = field(default_factory=list)  # folders that are not domains of the card
+    skipped: dict[str, str] = field(default_factory=dict)  # the reason for each entry that cannot be read
     reading: Reading = AS_STORED
 
     @property
@@ -88,10 +85,7 @@ def simple_name(name: str) -> str:
 
 
 def _is_list(name: str, folder: str) -> bool:
-    """Return True for a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt.
-
-    Its name is the domain's, or starts with it and an underscore; case and blanks do not matter.
-    """
+    """Return True for a list of a domain: art_painting_train_kfold.txt, clipart_test.txt, Art.txt in any case."""
     parts = Path(name).stem.split("_")
     starts = (simple_name("".join(parts[:n])) for n in range(1, len(parts) + 1))
     return name.endswith(".txt") and simple_name(folder) in starts

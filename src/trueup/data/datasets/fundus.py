@@ -56,10 +56,8 @@ _RIM_ONE_TEST = {
     "s": {*range(2, 10), *range(29, 36)},
 }
 
-Files = dict[str, tuple[str, Path]]
-"""Part and file of each image, by name."""
-Drawn = dict[str, dict[str, Path]]
-"""Mask files, by the name of the image and the structure."""
+Files = dict[str, tuple[str, Path]]  # part and file of each image, by name
+Drawn = dict[str, dict[str, Path]]  # mask files, by the name of the image and the structure
 Read = Callable[..., Volume]
 
 
@@ -79,9 +77,9 @@ def find_fundus_cases(root: Path, domain: str, *, threshold: float = 0.75, exper
         raise ValueError(f"expert is {expert!r}; there are: {', '.join(EXPERTS)}")
     files = [] if (crops := _archive(root, domain)) else list(walk_files(root))
     if crops:
-        found = _found(root, *_crops(crops), ("mask",), _read_crop)
+        found = _found(root, *_crops(crops), ("mask",), partial(_read_three_levels, whole=False))
     elif domain == "refuge":
-        found = _found(root, *_refuge(root, files), ("mask",), _read_refuge)
+        found = _found(root, *_refuge(root, files), ("mask",), partial(_read_three_levels, whole=True))
     elif domain == "drishti-gs":
         found = _found(root, *_drishti(root, files), ("disc", "cup"), partial(_read_drishti, threshold=threshold))
     else:
@@ -101,16 +99,14 @@ def _archive(root: Path, domain: str) -> dict[str, Path]:
     for folder in walk_folders(root, DEEPEST + 1):
         if simple_name(folder.name) not in names:
             continue
-        places = {part: (folder / part / "ROIs", folder / part) for part in ("train", "test")}
-        # Whole photographs may lie beside the ROIs.
-        parts = {part: next((p for p in both if _has_crops(p)), None) for part, both in places.items()}
-        if any(parts.values()):
-            return {part: place for part, place in parts.items() if place is not None}
+        crops: dict[str, Path] = {}
+        for part in ("train", "test"):
+            for place in (folder / part / "ROIs", folder / part):  # whole photographs may lie beside the ROIs
+                if (place / "image").is_dir() and (place / "mask").is_dir():
+                    crops.setdefault(part, place)
+        if crops:
+            return crops
     return {}
-
-
-def _has_crops(folder: Path) -> bool:
-    return (folder / "image").is_dir() and (folder / "mask").is_dir()
 
 
 def _crops(places: dict[str, Path]) -> tuple[Files, Drawn]:
@@ -191,10 +187,7 @@ def _found(root: Path, images: Files, masks: Drawn, needed: tuple[str, ...], rea
 
 def _beside(used: list[Path]) -> Iterator[Path]:
     """Yield unused files in the folders of this dataset, not in those of other datasets."""
-    if not used:
-        return
-    base = Path(os.path.commonpath([file.parent for file in used]))
-    known = set(used)
+    known, base = set(used), Path(os.path.commonpath([file.parent for file in used])) if used else Path()
     for top in sorted({file.relative_to(base).parts[0] for file in used}):
         if (base / top).is_dir():
             yield from (file for file in walk_files(base / top) if file not in known)
@@ -208,15 +201,11 @@ def _name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix()
 
 
-def _read_crop(image: Path, mask: Path) -> Volume:
-    """Read a cropped photograph."""
+def _read_three_levels(image: Path, mask: Path, *, whole: bool) -> Volume:
+    """Read a whole photograph, or one that is cropped already."""
     pixels = _photograph(image)
-    return _volume(pixels, _three_levels(mask, pixels))
-
-
-def _read_refuge(image: Path, mask: Path) -> Volume:
-    pixels = _photograph(image)
-    return _around_disc(pixels, _three_levels(mask, pixels), mask)
+    classes = _three_levels(mask, pixels)
+    return _around_disc(pixels, classes, mask) if whole else _volume(pixels, classes)
 
 
 def _read_drishti(image: Path, disc: Path, cup: Path, *, threshold: float) -> Volume:

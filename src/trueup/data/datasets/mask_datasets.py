@@ -61,11 +61,10 @@ def mask_source(name: str, root: Path | None, reading: Reading = AS_STORED) -> M
     if name in ON_DISK:
         assert root is not None
         return MaskSource(module.CLASSES, module.STRUCTURES, module.DOMAINS, cache(partial(FINDERS[name], root)))
-
-    def find(domain: str) -> FoundCases:
-        return FoundCases({"": phantoms.phantom_cases(name, domain)})
-
-    return MaskSource(module.CLASSES, module.STRUCTURES, phantoms.DOMAINS[name], find)
+    domains = phantoms.DOMAINS[name]
+    return MaskSource(
+        module.CLASSES, module.STRUCTURES, domains, lambda d: FoundCases({"": phantoms.phantom_cases(name, d)})
+    )
 
 
 def open_mask_dataset(name: str, root: Path | None, reading: Reading = AS_STORED) -> Dataset:

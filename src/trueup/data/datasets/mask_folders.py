@@ -25,13 +25,11 @@ from trueup.data.volumes import Grid, count_slices, read_volume
 LOSSY = (".jpg", ".jpeg")
 IMAGES = (".png", ".bmp", ".tif", ".tiff", *LOSSY, *VOLUMES)
 MASKS = (".png", ".bmp", ".tif", ".tiff", *VOLUMES)
-ENDINGS = ("_mask", "_seg", "_gt", "_segmentation")
-"""Suffixes of a mask's name after that of its image."""
+ENDINGS = ("_mask", "_seg", "_gt", "_segmentation")  # suffixes of a mask's name after that of its image
 DATA = (".raw", ".zraw", ".raw.gz")  # voxels of a volume with a separate header
 MOST = 255  # classes
 
-Pairs = dict[str, tuple[Path, Path]]
-"""Image and mask, by name."""
+Pairs = dict[str, tuple[Path, Path]]  # image and mask, by name
 
 
 def scan_mask_folder(root: Path, reading: Reading = AS_STORED) -> tuple[tuple[str, ...], dict[str, FoundCases]]:

@@ -10,9 +10,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from trueup.data.datasets.phantoms import eyes as fundus
-from trueup.data.datasets.phantoms import hearts as cardiac
-from trueup.data.datasets.phantoms import prostates as prostate
+from trueup.data.datasets.phantoms import eyes, hearts, prostates
 from trueup.data.slices import LabelledCase, Volume
 
 VERSION = "1"  # raise it with every change of the images, so that old records differ
@@ -22,8 +20,7 @@ DOMAINS = {
     "prostate-sim": ("body-coil", "endorectal"),
 }
 """The domains of each dataset; the first is the usual source."""
-CASES = {"fundus-sim": 160, "cardiac-sim": 24, "prostate-sim": 24}
-"""Per domain."""
+CASES = {"fundus-sim": 160, "cardiac-sim": 24, "prostate-sim": 24}  # per domain
 SLICES = {"fundus-sim": 1, "cardiac-sim": 8, "prostate-sim": 8}
 
 
@@ -35,10 +32,7 @@ def phantom_cases(dataset: str, domain: str) -> list[LabelledCase]:
 
 
 def render_phantom(dataset: str, domain: str, number: int) -> Volume:
-    """Draw a patient in a domain; patients are numbered over all domains of a dataset.
-
-    The anatomy depends on the number only; light, noise and other effects of the camera or scanner on the domain, too.
-    """
+    """Draw a patient in a domain; patients are numbered over all domains; the number alone gives the anatomy."""
     view, count = _place(dataset, domain), CASES[dataset]
     if not 0 <= number < count * len(DOMAINS[dataset]):
         raise ValueError(f"{dataset} has patients 0 to {count * len(DOMAINS[dataset]) - 1}, not {number}")
@@ -46,11 +40,11 @@ def render_phantom(dataset: str, domain: str, number: int) -> Volume:
     inside, outside = np.random.default_rng([*key, 0]), np.random.default_rng([*key, 1 + view])
     home = DOMAINS[dataset][number // count]
     if dataset == "fundus-sim":
-        volume = fundus.photograph_eye(fundus.make_eye(inside), domain, outside)
+        volume = eyes.photograph_eye(eyes.make_eye(inside), domain, outside)
     elif dataset == "cardiac-sim":
-        volume = cardiac.scan_heart(cardiac.make_heart(inside), domain, outside)
+        volume = hearts.scan_heart(hearts.make_heart(inside), domain, outside)
     else:
-        volume = prostate.scan_prostate(prostate.make_pelvis(inside, coil=home == "endorectal"), domain, outside)
+        volume = prostates.scan_prostate(prostates.make_pelvis(inside, coil=home == "endorectal"), domain, outside)
     for array in (volume.image, volume.mask):
         if array is not None:
             array.setflags(write=False)  # cached and returned again
@@ -61,7 +55,6 @@ _kept = lru_cache(maxsize=1024)(render_phantom)
 
 
 def _place(dataset: str, domain: str) -> int:
-    """Return the index of a domain."""
     if dataset not in DOMAINS:
         raise ValueError(f"there is no phantom {dataset!r}; there are: {', '.join(DOMAINS)}")
     if domain not in DOMAINS[dataset]:

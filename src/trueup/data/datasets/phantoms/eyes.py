@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trueup.data.datasets.phantoms import painting
 from trueup.data.datasets.phantoms.painting import Array, Curve, PixelGrid
@@ -13,39 +12,27 @@ from trueup.data.slices import Volume, full_box
 
 SIZE = 128
 Range = tuple[float, float]
+Colour = tuple[float, float, float]  # red, green, blue
 
 
 @dataclass(frozen=True)
 class Eye:
     """The anatomy of an eye."""
 
-    disc: Array
+    disc: Array  # (128, 128): signed distance to the outline, positive inside; cup, too
     cup: Array
-    """(128, 128): signed distance to the outline, positive inside."""
     centre: tuple[float, float]
     radius: float
-    temporal: int
-    """1 if the temple is on the right of the image, -1 on the left."""
-    veins: Array
-    arteries: Array
-    reflex: Array
-    """The light reflex along the middle of the vessels."""
-    crescent: float
-    """The amount of atrophy beside the disc."""
-
-    @property
-    def mask(self) -> NDArray[np.uint8]:
-        """Return 0 background, 1 rim, 2 cup."""
-        return (self.disc > 0).astype(np.uint8) + (self.cup > 0).astype(np.uint8)
+    temporal: int  # 1 if the temple is on the right of the image, -1 on the left
+    vessels: list[Array]  # veins, arteries, and the light reflex along their middle
+    crescent: float  # the amount of atrophy beside the disc
 
 
 @dataclass(frozen=True)
 class Camera:
     """The ranges of a camera's properties over its photographs."""
 
-    red: Range = (0.96, 1.04)
-    green: Range = (0.94, 1.06)
-    blue: Range = (0.9, 1.1)
+    colour: tuple[Colour, Colour] = ((0.96, 0.94, 0.9), (1.04, 1.06, 1.1))
     gamma: Range = (0.93, 1.07)
     contrast: Range = (0.95, 1.05)
     light: Range = (0.92, 1.05)
@@ -60,9 +47,7 @@ class Camera:
 CAMERAS = {
     "clinic": Camera(),
     "screening": Camera(
-        red=(0.72, 0.92),
-        green=(0.92, 1.15),
-        blue=(0.9, 1.6),
+        colour=((0.72, 0.92, 0.9), (0.92, 1.15, 1.6)),
         gamma=(0.65, 0.9),
         contrast=(0.5, 0.8),
         light=(0.8, 1.0),
@@ -72,9 +57,7 @@ CAMERAS = {
         haze=(0.04, 0.14),
     ),
     "handheld": Camera(
-        red=(0.9, 1.1),
-        green=(0.72, 0.95),
-        blue=(0.6, 1.1),
+        colour=((0.9, 0.72, 0.6), (1.1, 0.95, 1.1)),
         gamma=(0.95, 1.25),
         contrast=(0.75, 1.0),
         light=(0.55, 0.85),
@@ -106,17 +89,8 @@ def make_eye(rng: np.random.Generator) -> Eye:
     entry = middle - np.array([0.0, temporal * rng.uniform(0.1, 0.4) * radii[1]])
     veins, arteries = (_tree(rng, entry, wide, temporal, vein=vein) for vein in (True, False))
     reflex = [(points, 0.3 * widths) for points, widths in (*veins, *arteries) if widths.max() > 2]
-    return Eye(
-        disc,
-        cup,
-        (float(centre[0]), float(centre[1])),
-        float(wide),
-        temporal,
-        painting.draw_curves(SIZE, veins),
-        painting.draw_curves(SIZE, arteries),
-        painting.draw_curves(SIZE, reflex),
-        float(max(0.0, rng.uniform(-0.8, 0.8))),
-    )
+    vessels = [painting.draw_curves(SIZE, curves) for curves in (veins, arteries, reflex)]
+    return Eye(disc, cup, (centre[0], centre[1]), wide, temporal, vessels, max(0.0, rng.uniform(-0.8, 0.8)))
 
 
 def _tree(rng: np.random.Generator, entry: Array, radius: float, temporal: int, *, vein: bool) -> list[Curve]:
@@ -169,7 +143,8 @@ def _branches(rng: np.random.Generator, trunk: Curve, radius: float) -> list[Cur
 def photograph_eye(eye: Eye, domain: str, rng: np.random.Generator) -> Volume:
     """Photograph an eye with the camera of a domain."""
     image = painting.to_uint8(_photograph(_scene(eye, rng), CAMERAS[domain], rng))
-    return Volume(image[None], eye.mask[None], (1.0, 1.0, 1.0), full_box(SIZE, SIZE))
+    mask = (eye.disc > 0).astype(np.uint8) + (eye.cup > 0).astype(np.uint8)
+    return Volume(image[None], mask[None], (1.0, 1.0, 1.0), full_box(SIZE, SIZE))
 
 
 def _scene(eye: Eye, rng: np.random.Generator) -> Array:
@@ -221,9 +196,10 @@ def _texture(eye: Eye, at: PixelGrid, rng: np.random.Generator) -> Array:
 
 def _vessels(scene: Array, eye: Eye, rng: np.random.Generator) -> None:
     blood = np.array([0.44, 0.11, 0.07]) + rng.uniform(-0.03, 0.03)
-    painting.paint(scene, 0.78 * eye.veins, blood)
-    painting.paint(scene, 0.68 * eye.arteries, blood * [1.3, 1.5, 1.5])
-    scene += (rng.uniform(0.04, 0.12) * eye.reflex)[..., None] * np.array([1.0, 0.8, 0.6])
+    veins, arteries, reflex = eye.vessels
+    painting.paint(scene, 0.78 * veins, blood)
+    painting.paint(scene, 0.68 * arteries, blood * [1.3, 1.5, 1.5])
+    scene += (rng.uniform(0.04, 0.12) * reflex)[..., None] * np.array([1.0, 0.8, 0.6])
 
 
 def _photograph(scene: Array, camera: Camera, rng: np.random.Generator) -> Array:
@@ -233,7 +209,7 @@ def _photograph(scene: Array, camera: Camera, rng: np.random.Generator) -> Array
     middle = SIZE / 2 + rng.uniform(-20, 20, size=2)
     light = light * painting.vignette(at, (middle[0], middle[1]), rng.uniform(*camera.vignette))
     image = scene * np.clip(light, 0.05, None)[..., None]
-    image *= np.array([rng.uniform(*camera.red), rng.uniform(*camera.green), rng.uniform(*camera.blue)])
+    image *= rng.uniform(*camera.colour)
     image += _glare(at, rng.uniform(*camera.glare), rng)[..., None] * np.array([0.85, 0.95, 1.0])
     haze = rng.uniform(*camera.haze)
     image = (1 - haze) * painting.blur(image, rng.uniform(*camera.blur)) + haze * np.array([0.8, 0.85, 0.9])

@@ -8,14 +8,19 @@ slices are (Z, 1, 1).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from trueup.data.slices import Mask, Volume, full_box, window_to_uint8
+
+Random = np.random.Generator
 Array = NDArray[np.float64]
 PerSlice = float | Array
+Point = tuple[PerSlice, PerSlice]  # down and across
 PixelGrid = tuple[Array, Array]  # down and across
 Curve = tuple[Array, Array]  # points (N, 2), down and across; widths (N,)
 Ripples = NDArray[np.complex128]  # (4,): two to five waves
@@ -29,20 +34,14 @@ def pixel_grid(size: int) -> PixelGrid:
     return axis[:, None], axis[None, :]
 
 
-def ripples(rng: np.random.Generator, strength: float) -> Ripples:
+def ripples(rng: Random, strength: float) -> Ripples:
     """Draw a random deviation from an ellipse: amplitude and phase of two to five waves. Ripples can be added."""
     waves = np.arange(2, 6)
     sizes = strength * rng.normal(size=len(waves)) / (waves - 1)
     return np.asarray(sizes * np.exp(1j * rng.uniform(0, 2 * np.pi, size=len(waves))))
 
 
-def ellipse(
-    at: PixelGrid,
-    centre: tuple[PerSlice, PerSlice],
-    radii: tuple[PerSlice, PerSlice],
-    turn: float = 0.0,
-    wobble: Ripples | None = None,
-) -> Array:
+def ellipse(at: PixelGrid, centre: Point, radii: Point, turn: float = 0.0, wobble: Ripples | None = None) -> Array:
     """Return signed distances to an ellipse. Centre and radii are (down, across); below half a pixel it is empty."""
     down, across = at[0] - centre[0], at[1] - centre[1]
     v = (np.cos(turn) * down - np.sin(turn) * across) / radii[0]
@@ -60,6 +59,12 @@ def ellipse(
     return np.where(np.minimum(*radii) < 0.5, -FAR, ray * (edge - ratio))
 
 
+def organ(rng: Random, at: PixelGrid, centre: Point, radii: Point, turn: float, *, move: float, wobble: float) -> Array:
+    """Draw an ellipse that is moved by up to `move` pixels and rippled."""
+    down, across = rng.uniform(-move, move, size=2)
+    return ellipse(at, (centre[0] + down, centre[1] + across), radii, turn, ripples(rng, wobble))
+
+
 def cover(distance: Array, soft: PerSlice = 1.0) -> Array:
     """Return the share of each pixel inside, with an edge `soft` pixels wide."""
     ramp = np.clip(0.5 + distance / soft, 0, 1)
@@ -73,7 +78,7 @@ def paint(canvas: Array, amount: Array, value: PerSlice | Sequence[float]) -> No
     canvas += alpha * (colour - canvas)
 
 
-def smooth_noise(rng: np.random.Generator, shape: tuple[int, ...], cells: tuple[int, ...]) -> Array:
+def smooth_noise(rng: Random, shape: tuple[int, ...], cells: tuple[int, ...]) -> Array:
     """Return smooth noise with mean 0 and std 1, with `cells` independent cells along each axis."""
     noise = rng.normal(size=cells)
     for size, count in zip(shape, cells, strict=True):
@@ -90,13 +95,34 @@ def _spread(size: int, count: int) -> Array:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def bias_field(rng: np.random.Generator, shape: tuple[int, ...], strength: float) -> Array:
+@dataclass(frozen=True)
+class Scanner:
+    """The brightness of tissues, their relative spread between patients, and the effects of a scanner."""
+
+    tissues: tuple[float, ...]
+    spread: float
+    bias: float
+    blur: float
+    noise: float
+    coil: float = 0.0  # gain in brightness at a coil inside the body
+
+    def draw_tissues(self, rng: Random) -> list[float]:
+        """Draw the brightness of each tissue in a patient."""
+        return [value * (1 + self.spread * rng.normal()) for value in self.tissues]
+
+    def scan(self, rng: Random, signal: Array, mask: Mask, spacing: tuple[float, float, float]) -> Volume:
+        """Blur a signal (Z, H, W), add noise, and window it."""
+        image = rician(rng, blur(signal, self.blur * rng.uniform(0.8, 1.2)), self.noise * rng.uniform(0.7, 1.3))
+        return Volume(window_to_uint8(image)[..., None], mask, spacing, full_box(*mask.shape[1:]))
+
+
+def bias_field(rng: Random, shape: tuple[int, ...], strength: float) -> Array:
     """Return the smooth gain of a scanner's coils, about 1."""
     cells = (2, 3, 3)[-len(shape) :]
     return np.asarray(np.exp(strength * smooth_noise(rng, shape, cells)))
 
 
-def rician(rng: np.random.Generator, image: Array, strength: float) -> Array:
+def rician(rng: Random, image: Array, strength: float) -> Array:
     """Add Rician noise: the magnitude of a complex signal with noise in both parts; black becomes grey."""
     noise = strength * rng.normal(size=(2, *image.shape))
     return np.asarray(np.hypot(image + noise[0], noise[1]))

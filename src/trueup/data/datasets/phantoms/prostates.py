@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trueup.data.datasets.phantoms import painting
-from trueup.data.datasets.phantoms.painting import Array, PerSlice, PixelGrid
-from trueup.data.slices import Volume, full_box, window_to_uint8
+from trueup.data.datasets.phantoms.painting import Array, PerSlice, PixelGrid, Point, Random, Scanner, cover, paint
+from trueup.data.slices import Volume
 
 SIZE, SLICES = 96, 8
 SPACING = (3.5, 1.2, 1.2)
+# Tissues: central gland, peripheral zone, muscle, fat, urine, bone.
+SETUPS = {
+    "body-coil": Scanner((0.42, 0.72, 0.17, 0.58, 0.95, 0.36), spread=0.06, bias=0.08, blur=0.6, noise=0.025),
+    "endorectal": Scanner((0.34, 0.56, 0.22, 0.46, 0.75, 0.30), spread=0.10, bias=0.12, blur=0.9, noise=0.09, coil=4.5),
+}
 
 
 @dataclass(frozen=True)
@@ -20,76 +24,18 @@ class Pelvis:
     """The anatomy of a pelvis: signed distances to outlines, positive inside, (8, 96, 96)."""
 
     gland: Array
-    central: Array
-    """The inner part of the gland; the rest is the peripheral zone."""
-    stroma: Array
-    """The fibrous front of the gland."""
+    central: Array  # the inner part of the gland; the rest is the peripheral zone
+    stroma: Array  # the fibrous front of the gland
     rectum: Array
     bladder: Array
     vesicles: Array
     muscles: Array
     bones: Array
-    coil: tuple[PerSlice, PerSlice]
-    """The middle of the rectum in each slice."""
-    filled: float
-    """From 0 (gas) to 1 (stool): the content of the rectum."""
-
-    @property
-    def mask(self) -> NDArray[np.uint8]:
-        """Return 0 background, 1 gland."""
-        return (self.gland > 0).astype(np.uint8)
+    coil: Point  # the middle of the rectum in each slice
+    filled: float  # the content of the rectum, from 0 (gas) to 1 (stool)
 
 
-@dataclass(frozen=True)
-class CoilSetup:
-    """The brightness of tissues, and the effects of scanner and coil."""
-
-    central: float
-    peripheral: float
-    muscle: float
-    fat: float
-    urine: float
-    bone: float
-    spread: float
-    """The relative spread of brightness between patients."""
-    bias: float
-    coil: float
-    """The gain in brightness at the rectum."""
-    blur: float
-    noise: float
-
-
-SETUPS = {
-    "body-coil": CoilSetup(
-        central=0.42,
-        peripheral=0.72,
-        muscle=0.17,
-        fat=0.58,
-        urine=0.95,
-        bone=0.36,
-        spread=0.06,
-        bias=0.08,
-        coil=0.0,
-        blur=0.6,
-        noise=0.025,
-    ),
-    "endorectal": CoilSetup(
-        central=0.34,
-        peripheral=0.56,
-        muscle=0.22,
-        fat=0.46,
-        urine=0.75,
-        bone=0.30,
-        spread=0.10,
-        bias=0.12,
-        coil=4.5,
-        blur=0.9,
-        noise=0.09,
-    ),
-}
-
-
-def make_pelvis(rng: np.random.Generator, *, coil: bool) -> Pelvis:
+def make_pelvis(rng: Random, *, coil: bool) -> Pelvis:
     """Draw a prostate and its neighbours. An endorectal coil fills the rectum and flattens the gland."""
     at = painting.pixel_grid(SIZE)
     z = np.linspace(-1, 1, SLICES)[:, None, None]
@@ -116,14 +62,11 @@ def make_pelvis(rng: np.random.Generator, *, coil: bool) -> Pelvis:
     return Pelvis(gland, central, stroma, rectum, *around, behind, rng.uniform(0, 1))
 
 
-def _neighbours(
-    rng: np.random.Generator, at: PixelGrid, z: Array, centre: tuple[PerSlice, PerSlice], wide: float
-) -> tuple[Array, Array, Array, Array]:
+def _neighbours(rng: Random, at: PixelGrid, z: Array, centre: Point, wide: float) -> tuple[Array, Array, Array, Array]:
     """Draw bladder, seminal vesicles, muscles and bones; all but the first on both sides."""
 
     def organ(down: PerSlice, across: PerSlice, tall: PerSlice, wide: PerSlice, turn: float = 0.0) -> Array:
-        move = rng.uniform(-2, 2, size=2)
-        return painting.ellipse(at, (down + move[0], across + move[1]), (tall, wide), turn, painting.ripples(rng, 0.04))
+        return painting.organ(rng, at, (down, across), (tall, wide), turn, move=2, wobble=0.04)
 
     def pair(down: PerSlice, aside: PerSlice, tall: PerSlice, wide: PerSlice, turn: float) -> Array:
         return np.maximum(*(organ(down, centre[1] + side * aside, tall, wide, side * turn) for side in (-1, 1)))
@@ -140,40 +83,34 @@ def _neighbours(
     return bladder, vesicles, muscles, np.maximum(bones, organ(98 - 3 * z, 48, 7, 9))
 
 
-def scan_prostate(pelvis: Pelvis, domain: str, rng: np.random.Generator) -> Volume:
+def scan_prostate(pelvis: Pelvis, domain: str, rng: Random) -> Volume:
     """Scan a prostate with the coil of a domain."""
-    how = SETUPS[domain]
-    image = _signal(pelvis, how, rng)
-    at = painting.pixel_grid(SIZE)
+    how, at = SETUPS[domain], painting.pixel_grid(SIZE)
+    signal = _signal(pelvis, how, rng)
     far = np.hypot(at[0] - pelvis.coil[0] + 4, at[1] - pelvis.coil[1]) / rng.uniform(20, 26)
-    light = painting.bias_field(rng, image.shape, how.bias) * (1 + how.coil * rng.uniform(0.7, 1.3) / (1 + far**3))
-    image = painting.blur(image * light, how.blur * rng.uniform(0.8, 1.2))
-    image = painting.rician(rng, image, how.noise * rng.uniform(0.7, 1.3))
-    return Volume(window_to_uint8(image)[..., None], pelvis.mask, SPACING, full_box(SIZE, SIZE))
+    light = painting.bias_field(rng, signal.shape, how.bias) * (1 + how.coil * rng.uniform(0.7, 1.3) / (1 + far**3))
+    return how.scan(rng, signal * light, (pelvis.gland > 0).astype(np.uint8), SPACING)
 
 
-def _signal(pelvis: Pelvis, how: CoilSetup, rng: np.random.Generator) -> Array:
+def _signal(pelvis: Pelvis, how: Scanner, rng: Random) -> Array:
     """Return the signal of each tissue, (8, 96, 96)."""
-    central, peripheral, muscle, fat, urine, bone = (
-        value * (1 + how.spread * rng.normal())
-        for value in (how.central, how.peripheral, how.muscle, how.fat, how.urine, how.bone)
-    )
+    central, peripheral, muscle, fat, urine, bone = how.draw_tissues(rng)
     shape = pelvis.gland.shape
     clouds, fine, nodules = (painting.smooth_noise(rng, shape, (n, m, m)) for n, m in ((4, 10), (8, 34), (6, 18)))
     image = fat * (1 + 0.08 * clouds + 0.04 * fine)
-    painting.paint(image, 0.6 * painting.cover(nodules - 1.9, 0.8), muscle)  # veins and strands in the fat
-    painting.paint(image, painting.cover(pelvis.bones + 1.5, 1.2), 0.5 * muscle)
-    painting.paint(image, painting.cover(pelvis.bones, 1.2), bone * (1 + 0.1 * clouds))
-    painting.paint(image, painting.cover(pelvis.muscles, 1.2), muscle * (1 + 0.1 * clouds + 0.1 * fine))
-    painting.paint(image, painting.cover(pelvis.vesicles, 1.5), urine * (0.8 + 0.15 * fine))
-    painting.paint(image, painting.cover(pelvis.bladder + 2.5, 1.2), 1.3 * muscle)
-    painting.paint(image, painting.cover(pelvis.bladder, 1.2), urine)
-    painting.paint(image, painting.cover(pelvis.rectum + 2.8, 1.2), 1.5 * muscle * (1 + 0.1 * fine))
+    paint(image, 0.6 * cover(nodules - 1.9, 0.8), muscle)  # veins and strands in the fat
+    paint(image, cover(pelvis.bones + 1.5, 1.2), 0.5 * muscle)
+    paint(image, cover(pelvis.bones, 1.2), bone * (1 + 0.1 * clouds))
+    paint(image, cover(pelvis.muscles, 1.2), muscle * (1 + 0.1 * clouds + 0.1 * fine))
+    paint(image, cover(pelvis.vesicles, 1.5), urine * (0.8 + 0.15 * fine))
+    paint(image, cover(pelvis.bladder + 2.5, 1.2), 1.3 * muscle)
+    paint(image, cover(pelvis.bladder, 1.2), urine)
+    paint(image, cover(pelvis.rectum + 2.8, 1.2), 1.5 * muscle * (1 + 0.1 * fine))
     stool = 0.0 if how.coil else pelvis.filled * fat * (0.6 + 0.25 * clouds)
-    painting.paint(image, painting.cover(pelvis.rectum, 1.2), np.maximum(stool, 0.02))
-    painting.paint(image, painting.cover(pelvis.gland + 0.9, 1.2), 1.2 * muscle)  # the capsule
-    painting.paint(image, painting.cover(pelvis.gland, 1.2), peripheral * (1 + 0.08 * clouds + 0.06 * fine))
-    painting.paint(image, painting.cover(pelvis.central + 0.8, 1.2), 0.6 * central)
-    painting.paint(image, painting.cover(pelvis.central, 1.5), central * (1 + 0.22 * nodules + 0.08 * fine))
-    painting.paint(image, 0.9 * painting.cover(pelvis.stroma, 3), 1.3 * muscle)
+    paint(image, cover(pelvis.rectum, 1.2), np.maximum(stool, 0.02))
+    paint(image, cover(pelvis.gland + 0.9, 1.2), 1.2 * muscle)  # the capsule
+    paint(image, cover(pelvis.gland, 1.2), peripheral * (1 + 0.08 * clouds + 0.06 * fine))
+    paint(image, cover(pelvis.central + 0.8, 1.2), 0.6 * central)
+    paint(image, cover(pelvis.central, 1.5), central * (1 + 0.22 * nodules + 0.08 * fine))
+    paint(image, 0.9 * cover(pelvis.stroma, 3), 1.3 * muscle)
     return np.asarray(image)
