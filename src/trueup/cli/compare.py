@@ -21,7 +21,7 @@ from trueup.bench.method_spec import read_specs, split_guard
 from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
-from trueup.cli.progress import progress_bar
+from trueup.cli.progress import make_grid, progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
 from trueup.data.channels import make_channels
@@ -298,11 +298,9 @@ def print_report(reports: list[MethodReport], scenes: dict[str, list[MethodRepor
 
 
 def _table(reports: list[MethodReport], found: list[Estimate], title: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
     labelled = any(report.accuracy is not None for report in reports)
     heads = [title, "agreement %", "confidence %", "entropy", "classes", "seconds"]
-    for name in ["method", *(["accuracy %"] if labelled else []), *heads]:
-        table.add_column(name, justify="left" if name == "method" else "right")
+    table = make_grid(["method"], [*(["accuracy %"] if labelled else []), *heads])
     for f, e in zip(reports, found, strict=True):
         row = [f"{100 * f.accuracy.value:.1f}" if f.accuracy is not None else "–"] if labelled else []
         row += ["–" if e.range is None else f"{100 * e.range[0]:.0f}–{100 * e.range[1]:.0f}"]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli import options
-from trueup.cli.progress import progress_bar
+from trueup.cli.progress import make_grid, progress_bar
 from trueup.data.archives import folder_for
 from trueup.data.archives import unpack_archive as unpack_archive
 from trueup.data.cards import CARDS, Card, get_card
@@ -31,7 +31,7 @@ LINES = 10  # reasons why files cannot be read
 def card(name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}.")) -> None:
     """Show a dataset's card: classes, domains, counts, licence, where to get it."""
     it = get_card(name)
-    table = Table(title=it.title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table = make_grid((), title=it.title, show_header=False)
     domains = ", ".join(f"{domain} {n:,}" for domain, n in it.domains.items())
     classes = f"{it.classes}" + (f": {', '.join(it.class_names)}" if it.class_names else "")
     unit = "cases" if name in NAMES else "images"
@@ -168,12 +168,9 @@ def _tell(console: Console, line: str) -> None:
 
 def _counts(report: ImageReport) -> Table:
     """Return a table of domains by classes; only extremes and totals if there are many classes."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("domain")
     few_classes = len(report.classes) <= MANY
-    for label in report.classes if few_classes else ("fewest in a class", "most"):
-        table.add_column(escape(label), justify="right")
-    table.add_column("all", justify="right")
+    heads = map(escape, report.classes) if few_classes else ("fewest in a class", "most")
+    table = make_grid(["domain"], [*heads, "all"])
     for domain, counts in report.counts.items():
         values = list(counts.values()) if few_classes else [min(counts.values()), max(counts.values())]
         table.add_row(escape(domain), *(f"{n:,}" for n in values), f"{sum(counts.values()):,}")
@@ -197,13 +194,10 @@ def _tell_masks(console: Console, report: MaskReport) -> None:
 
 def _parts(report: MaskReport) -> Table:
     """Return a table of parts by structures: the cases that show each, and its share of the pixels."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
     structures = list(report.structures)[:MANY] if any(part.read for part in report.parts.values()) else []
     spaced = any(part.spacings for part in report.parts.values())
     columns = [*structures, *(["pixel, mm", "slice, mm"] if spaced else []), *(["size"] if structures else [])]
-    table.add_column("domain")
-    for column in ("cases", "slices", *columns):
-        table.add_column(escape(column), justify="right")
+    table = make_grid(["domain"], map(escape, ("cases", "slices", *columns)))
     for name, part in report.parts.items():
         cells = [f"{part.having[s]}/{part.read} [dim]{_percent(part.share(s))}[/]" for s in structures]
         if spaced:

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as Grid
 
 from trueup.bench.jobs import Job
 from trueup.bench.records import Record
@@ -113,6 +115,22 @@ def print_failures(failures: Iterable[Record], scenario_of: Callable[[Record], s
         scenario, network = (f" in {scenario_of(run)}", "") if scenario_of else ("", f", {run['network']}")
         name = f"{run['method']}{scenario} on {run['dataset']}/{run['target']}{network}, seed {run['seed']}"
         Console().print(f"[red]failed:[/] {name}: {record['error']}", highlight=False, soft_wrap=True)
+
+
+def make_grid(left: Iterable[str], right: Iterable[str] = (), **look: Any) -> Grid:
+    """Return an empty grid without lines, with columns aligned left and then columns aligned right."""
+    grid = Grid(box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold", **look)
+    for name in left:
+        grid.add_column(name)
+    for name in right:
+        grid.add_column(name, justify="right")
+    return grid
+
+
+def print_table(table: Table) -> None:
+    """Print a table of results, in colour if the terminal has it."""
+    console = Console()
+    typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
 
 
 def write_tables(tables: Sequence[Table], path: Path) -> None:

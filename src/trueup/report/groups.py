@@ -84,6 +84,11 @@ class Group:
         means = [mean_of(some) for some in values if some]
         return len(means), mean_of(means) if means else 0.0
 
+    @property
+    def before_after(self) -> tuple[str, str]:
+        """Titles of panels of the source and of the variant beside it."""
+        return f"before: {self.base and self.base.label}", f"after: {self.adapted and self.adapted.label}"
+
     def pairs(self, variant: Variant, target: str) -> dict[RunKey, tuple[Record, Record]]:
         """Return the source's record and the variant's on the same stream, by seed."""
         theirs = self.base.runs.get(target, {}) if self.base else {}
@@ -147,15 +152,12 @@ def group_runs(records: Iterable[Record], *, apart: Collection[str] = ()) -> lis
 
 def detail_groups(records: Iterable[Record]) -> list[Group]:
     """Pick, of groups that differ only in batch size, the one with most variants, then with the largest batches."""
-    best: dict[str, Group] = {}
+    best: dict[str, tuple[tuple[int, int], Group]] = {}
     for group in group_runs(records):
         key = json_key(shared_settings(group.records[0], ("batch",)))
-        best[key] = max(best.get(key, group), group, key=_weight)
-    return list(best.values())
-
-
-def _weight(group: Group) -> tuple[int, int]:
-    return len(group.variants), group.records[0]["settings"].get("batch") or 0
+        weight = len(group.variants), group.records[0]["settings"].get("batch") or 0
+        best[key] = max(best.get(key, (weight, group)), (weight, group), key=lambda each: each[0])
+    return [group for _, group in best.values()]
 
 
 def hyper_sweeps(variants: Sequence[Variant]) -> list[HyperSweep]:
