@@ -107,20 +107,18 @@ def compare(
     asked, known = options.reading(resize, limits), seen.get("reading", AS_STORED)
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
     images = open_image_folder(Path(data), seen["classes"], seen["names"], reading)
-    labelled = None if source is None else open_labelled_folder(Path(source), seen, reading)
+    labelled = None if source is None else open_image_folder(Path(source), seen["classes"], seen["names"], reading)
+    if labelled is not None and not labelled.labelled:
+        raise ValueError(f"--source {source}: {labelled.said}; it needs one folder per class, named like the classes")
     preflight_domains(data, [images.domain])
     mixed = images.nested if shuffle is None else shuffle
     comparison = Comparison(network, trials, seen, batch, device, seed)
     order = comparison.order(images.domain, mixed)[:limit]
     reports, broken = comparison.run(images.domain, order, labelled=images.labelled)
     scenes = {} if labelled is None else comparison.calibrate(labelled.domain, len(order))
-    said = f"{_order_text(len(order) - broken, mixed)}; {images.said}"
-    (print_reports_as_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
-
-
-def _order_text(images: int, mixed: bool) -> str:
     way = "in random order (--no-shuffle: by name)" if mixed else "sorted by name (--shuffle: random)"
-    return f"{images} {'image' if images == 1 else 'images'} {way}"
+    said = f"{len(order) - broken} image{'s' * (len(order) - broken != 1)} {way}; {images.said}"
+    (print_reports_as_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
 
 
 @dataclass(frozen=True)
@@ -151,11 +149,8 @@ class Comparison:
             for x, at in loader.batches(stream):
                 yield x, domain.labels[at] if labelled else None
 
-        how: dict[str, Any] = {
-            "device": self.device,
-            "seed": self.seed,
-            "pixels": make_normalization(channels.mean, channels.std),
-        }
+        pixels = make_normalization(channels.mean, channels.std)
+        how: dict[str, Any] = {"device": self.device, "seed": self.seed, "pixels": pixels}
         with progress_bar(title) as advance:
             done, total = iter(range(1, 10**9)), 2 * len(stream) * len(self.trials)
             found = compare_methods(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
@@ -215,14 +210,6 @@ def open_image_folder(
     numbers, said = _class_numbers(sorted(set(firsts)), classes, [name.casefold() for name in names])
     labels = np.array([numbers.get(first, 0) for first in firsts], dtype=np.int64)
     return ImageFolder(FileDomain(folder.name, folder, found, labels, reading), bool(numbers), any(firsts), said)
-
-
-def open_labelled_folder(folder: Path, seen: dict[str, Any], reading: Reading) -> ImageFolder:
-    """Find source images, and refuse them if they have no labels."""
-    images = open_image_folder(folder, seen["classes"], seen["names"], reading)
-    if not images.labelled:
-        raise ValueError(f"--source {folder}: {images.said}; it needs one folder per class, named like the classes")
-    return images
 
 
 def _class_numbers(folders: list[str], classes: int, names: list[str]) -> tuple[dict[str, int], str]:

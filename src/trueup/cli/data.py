@@ -181,12 +181,8 @@ def _tell_masks(console: Console, report: MaskReport) -> None:
     """Print the table and the totals."""
     if report.parts:
         console.print(_parts(report))
-        amounts = {
-            "case": report.cases,
-            "slice": report.slices,
-            "structure": len(report.structures),
-            "domain": len(report.found),
-        }
+        amounts = {"case": report.cases, "slice": report.slices}
+        amounts |= {"structure": len(report.structures), "domain": len(report.found)}
         _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
     if len(report.structures) > MANY:
         _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")

@@ -46,11 +46,6 @@ def format_number(value: float) -> str:
     return minus_sign(f"{value:.4g}")
 
 
-def format_spread(value: float) -> str:
-    """Return a deviation to append to a number; empty if there is none."""
-    return f" ± {value:.3g}" if math.isfinite(value) and value else ""
-
-
 def shorten(word: str) -> str:
     """Cut a tick label to LONGEST letters; the full text is among the values read out."""
     return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
@@ -211,7 +206,7 @@ def _values(panel: CurvePanel, x: Scale, y: Scale, styles: Styles, *, heights: b
         number = list(styles).index(curve.label)
         for place, value, spread in points_of(curve):
             if math.isfinite(value) and math.isfinite(place) and not (x.log and place <= 0):
-                words = format_number(value) + format_spread(spread)
+                words = format_number(value) + (f" ± {spread:.3g}" if math.isfinite(spread) and spread else "")
                 drawn = heights and not (y.log and value <= 0)
                 found.setdefault(place, []).append([number, words, float(coord(y(value))) if drawn else None])
     stops, ticks = [], panel.x.ticks

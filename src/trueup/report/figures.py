@@ -116,9 +116,11 @@ def _draw(spec: FigureSpec, labels: Sequence[str]) -> Any:
     FigureCanvasAgg(figure)
     inside = (0.0, layout.bottom / high, 1.0, 1 - (layout.top + layout.bottom) / high)
     figure.get_layout_engine().set(rect=inside, w_pad=0.07, h_pad=0.06)
-    left, caption = MARGIN / wide, "\n".join(layout.caption)
-    _text(figure, left, 1 - MARGIN / high, "\n".join(layout.title), va="top", fontsize=10, fontweight="bold")
-    _text(figure, left, MARGIN / high, caption, va="bottom", fontsize=7.5, color="0.25", linespacing=1.3)
+    left = MARGIN / wide
+    head = {"va": "top", "fontsize": 10, "fontweight": "bold"}
+    foot = {"va": "bottom", "fontsize": 7.5, "color": "0.25", "linespacing": 1.3}
+    for y, lines, look in ((1 - MARGIN / high, layout.title, head), (MARGIN / high, layout.caption, foot)):
+        figure.text(left, y, "\n".join(lines), ha="left", **look).set_in_layout(False)
     _panels(figure, spec, labels, layout.rows, layout.columns)
     if layout.keys:
         at = (left, 1 - layout.head / high)
@@ -134,10 +136,6 @@ def _small(spec: FigureSpec) -> bool:
     if len(spec.panels) > 1 or not isinstance(panel := spec.panels[0], CurvePanel):
         return False
     return len(panel.curves) * (len(panel.x.ticks) if isinstance(panel, BarPanel) else 1) <= FEW
-
-
-def _text(figure: Any, x: float, y: float, words: str, **look: Any) -> None:
-    figure.text(x, y, words, ha="left", **look).set_in_layout(False)
 
 
 def _tall(panel: Panel, wide: float) -> float:

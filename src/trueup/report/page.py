@@ -5,9 +5,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
-from trueup.report.chart_fields import ImageStore
 from trueup.report.chart_marks import hatch_patterns
-from trueup.report.charts import figure_html
+from trueup.report.charts import ImageStore, figure_html
 from trueup.report.figure_spec import FigureSpec
 from trueup.report.metrics import METRICS
 from trueup.report.page_compare import (
@@ -54,13 +53,11 @@ def render_page(
     }
     there = {name: inside for name, inside in sections.items() if inside}
     top = f'<header class="top"><h1>{escape(title)}</h1><div class="lede">{headline(every, groups)}</div></header>'
-    body = top + warnings(every, groups) + "".join(_section(name, inside) for name, inside in there.items())
+    body = top + warnings(every, groups)
+    for name, inside in there.items():
+        body += f'<section id="{name.lower()}" aria-labelledby="{name.lower()}-title">{inside}</section>'
     data = embed_json("runs-data", run_columns(every)) + embed_gzip("views-data", packed_views({**results, **compared}))
     return _document(title, list(there), body, data, max(str(record.get("finished") or "") for record in every))
-
-
-def _section(name: str, inside: str) -> str:
-    return f'<section id="{name.lower()}" aria-labelledby="{name.lower()}-title">{inside}</section>'
 
 
 def _heading(name: str) -> str:
@@ -82,17 +79,13 @@ def _results(groups: Sequence[TableGroup], views: Views) -> str:
         choices += _select("settings", "Table", settings)
     search = _search("filter-methods", "Methods", "filter by name")
     parts = [tables_html(number, title, tables) for number, (title, tables) in views.items()]
+    more = f'<details class="more"><summary>{plural(len(parts) - OPEN, "more table")}</summary>'
+    folded = f"{more}{''.join(parts[OPEN:])}</details>" if len(parts) > OPEN else ""
     return (
         f'<div class="tools">{_heading("Results")}{choices}{search}</div>'
-        f'<div class="blocks">{"".join(parts[:OPEN])}{_folded(parts[OPEN:])}</div>'
+        f'<div class="blocks">{"".join(parts[:OPEN])}{folded}</div>'
         '<p class="empty" hidden>Nothing matches; choose another target or clear the filter.</p>'
     )
-
-
-def _folded(parts: Sequence[str]) -> str:
-    if not parts:
-        return ""
-    return f'<details class="more"><summary>{plural(len(parts), "more table")}</summary>{"".join(parts)}</details>'
 
 
 def _select(name: str, label: str, options: Sequence[tuple[str, str]]) -> str:

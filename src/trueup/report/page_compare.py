@@ -1,6 +1,6 @@
 """Comparison of two sweeps: pairs of runs with the same settings, their differences, and unpaired runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from trueup.report.page_tables import measured_metrics, value_of
 from trueup.report.tables import Cell, Column, Row, Table
 from trueup.report.variants import (
     Record,
-    Variant,
     is_finished,
     json_key,
     latest_records,
@@ -43,10 +42,8 @@ def pair_runs(records: Sequence[Record], against: Sequence[Record]) -> Pairing:
             only.append(record)
             continue
         used.add(at)
-        if is_finished(record) and is_finished(theirs[at]):
-            pairs.append((record, theirs[at]))
-        else:
-            failed.append((record, theirs[at]))
+        both = is_finished(record) and is_finished(theirs[at])
+        (pairs if both else failed).append((record, theirs[at]))
     left = [record for i, record in enumerate(theirs) if i not in used]
     return Pairing(tuple(pairs), tuple(failed), tuple(only), tuple(left))
 
@@ -68,7 +65,8 @@ def difference_tables(pairing: Pairing, names: tuple[str, str]) -> list[tuple[st
 def _table(group: Group, partner: dict[int, Record], metric: Metric, names: tuple[str, str]) -> Table:
     rows = []
     for variant in group.variants:
-        gaps = [_gaps(variant, target, partner, metric) for target in group.targets]
+        runs = [variant.runs.get(target, {}).values() for target in group.targets]
+        gaps = [differences([(record, partner[id(record)]) for record in some], metric) for some in runs]
         cells = [Cell.over(some) for some in [*gaps, [gap for some in gaps for gap in some]]]
         rows.append(Row(variant.label, variant.method, variant.select, tuple(cells)))
     columns = [*(Column(target, metric, "+") for target in group.targets), Column("all", metric, "+", "all")]
@@ -84,12 +82,10 @@ def _table(group: Group, partner: dict[int, Record], metric: Metric, names: tupl
     )
 
 
-def _gaps(variant: Variant, target: str, partner: dict[int, Record], metric: Metric) -> list[float]:
-    gaps = []
-    for record in variant.runs.get(target, {}).values():
-        mine, theirs = value_of(record, metric), value_of(partner[id(record)], metric)
-        gaps += [mine - theirs] if mine is not None and theirs is not None else []
-    return gaps
+def differences(pairs: Iterable[tuple[Record, Record]], metric: Metric) -> list[float]:
+    """Return the first minus the second, for the pairs that have the metric."""
+    found = [(value_of(mine, metric), value_of(theirs, metric)) for mine, theirs in pairs]
+    return [a - b for a, b in found if a is not None and b is not None]
 
 
 def comparison_text(pairing: Pairing, names: tuple[str, str]) -> str:
@@ -99,8 +95,7 @@ def comparison_text(pairing: Pairing, names: tuple[str, str]) -> str:
         return f"{none}{_apart(pairing, names)}"
     words = [f"{plural(len(pairing.pairs), 'run')} finished in both with the same settings."]
     for metric in (METRICS["accuracy"], METRICS["dice"]):
-        found = [(value_of(mine, metric), value_of(theirs, metric)) for mine, theirs in pairing.pairs]
-        gaps = [a - b for a, b in found if a is not None and b is not None]
+        gaps = differences(pairing.pairs, metric)
         if cell := Cell.over(gaps):
             spread = f" ± {metric.text(cell.std)}" if cell.std is not None else ""
             words.append(

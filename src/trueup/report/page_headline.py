@@ -128,11 +128,8 @@ def _few(cell: Cell | None, seeds: int) -> str:
 
 def _tally(groups: Sequence[TableGroup]) -> str:
     """Count how often each method is best."""
-    ahead = []
-    for group in groups:
-        at = _column(group.default, "average")
-        ahead.append([row.label for row in _marked(group.default, at, "best")])
-    counts = Counter(label for labels in ahead for label in labels)
+    ahead = [_marked(group.default, _column(group.default, "average"), "best") for group in groups]
+    counts = Counter(row.label for rows in ahead for row in rows)
     words = join_words([f"{escape(label)} in {count}" for label, count in counts.most_common()])
     some = sum(map(bool, ahead))
     where = f"the {some} of {len(groups)} tables that compare averages" if some < len(groups) else f"the {some} tables"
@@ -151,9 +148,17 @@ def _number(column: Column, cell: Cell | None) -> str:
 def warnings(records: Sequence[Record], groups: Sequence[TableGroup]) -> str:
     """Return failed runs and the notes of all tables, folded."""
     failed = [record for record in records if not is_finished(record)]
-    rows = "".join(_failure(record) for record in failed)
     parts = []
     if failed:
+        rows = ""
+        for record in failed:
+            settings, at = record["settings"], record.get("at")
+            name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
+            where = f"<br><code>{escape(at[-1])}</code>" if isinstance(at, list) and at else ""
+            error = f"{escape(record.get('error', 'no results'))}{where}"
+            rows += (
+                f'<tr><th scope="row">{escape(name)}</th><td>{escape(settings.get("seed"))}</td><td>{error}</td></tr>'
+            )
         heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "seed", "error"))
         parts.append(
             f'<details class="alert failures"><summary><strong>{plural(len(failed), "run")} failed</strong> '
@@ -173,12 +178,3 @@ def warnings(records: Sequence[Record], groups: Sequence[TableGroup]) -> str:
             f"</summary><ul>{''.join(items)}</ul></details>"
         )
     return f'<section class="alerts" aria-label="Warnings">{"".join(parts)}</section>' if parts else ""
-
-
-def _failure(record: Record) -> str:
-    settings = record["settings"]
-    name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
-    at = record.get("at")
-    where = f"<br><code>{escape(at[-1])}</code>" if isinstance(at, list) and at else ""
-    error = f"{escape(record.get('error', 'no results'))}{where}"
-    return f'<tr><th scope="row">{escape(name)}</th><td>{escape(settings.get("seed"))}</td><td>{error}</td></tr>'

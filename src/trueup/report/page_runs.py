@@ -27,11 +27,12 @@ def runs_table(records: Sequence[Record]) -> str:
         f'<button type="button">{escape(name)}</button></th>'
         for name, first, kind in [*heads, ("state", "ascending", "word")]
     )
-    called = _labels(records)
+    variants = [variant for group in group_runs(records) for variant in group.variants]
+    called = {id(record): variant.label for variant in variants for record in variant.records}
     body = []
     for i, record in enumerate(records):
         settings = record["settings"]
-        label = called.get(i, str(settings.get("method")))
+        label = called.get(id(record), str(settings.get("method")))
         words = [settings.get("dataset"), target_of(record), settings.get("network"), settings.get("seed")]
         cells = [f"<td>{escape('' if word is None else word)}</td>" for word in [*words, settings.get("stream")]]
         found = [(metric, value_of(record, metric)) for metric in metrics]
@@ -44,17 +45,6 @@ def runs_table(records: Sequence[Record]) -> str:
         f'<table class="runs" style="--numbers:{len(metrics)}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-def _labels(records: Sequence[Record]) -> dict[int, str]:
-    """Return the labels that runs have in tables, by their index."""
-    numbers = {id(record): i for i, record in enumerate(records)}
-    return {
-        numbers[id(record)]: variant.label
-        for group in group_runs(records)
-        for variant in group.variants
-        for record in variant.records
-    }
 
 
 def run_columns(records: Sequence[Record]) -> dict[str, Any]:

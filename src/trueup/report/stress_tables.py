@@ -105,15 +105,12 @@ def stress_tests(
     """
     groups: dict[str, list[Record]] = {}
     for record in {record["id"]: record for record in records}.values():
-        groups.setdefault(json_key(_shared(record)), []).append(record)
+        settings = {name: value for name, value in record["settings"].items() if name not in WITHIN_STRESS}
+        source = settings.pop("source", None) or {}
+        # Checkpoint files may differ by target and seed.
+        settings["training"] = {name: source[name] for name in OF_SOURCE if name in source}
+        groups.setdefault(json_key(settings), []).append(record)
     return [_test(group, scenario, order, label) for group in groups.values() if any(map(is_finished, group))]
-
-
-def _shared(record: Record) -> dict[str, Any]:
-    settings = {name: value for name, value in record["settings"].items() if name not in WITHIN_STRESS}
-    source = settings.pop("source", None) or {}
-    # Checkpoint files may differ by target and seed.
-    return settings | {"training": {name: source[name] for name in OF_SOURCE if name in source}}
 
 
 def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: Name) -> StressTest:
