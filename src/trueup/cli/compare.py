@@ -178,14 +178,9 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
             raise ValueError(f"{model} was trained on {recipe.dataset} and predicts masks: compare takes a classifier")
         network, _ = read_checkpoint(Path(model), given.get("arch"))
         card = CARDS.get(recipe.dataset)
-        seen: dict[str, Any] = {
-            "classes": recipe.classes,
-            "names": card.class_names if card is not None and len(card.class_names) == recipe.classes else (),
-            "size": recipe.training.size,
-            "normalize": recipe.training.normalize,
-            "grey": recipe.training.grey,
-            "reading": recipe.training.reading,
-        }
+        names = card.class_names if card is not None and len(card.class_names) == recipe.classes else ()
+        seen: dict[str, Any] = {"classes": recipe.classes, "names": names}
+        seen |= {key: getattr(recipe.training, key) for key in ("size", "normalize", "grey", "reading")}
     else:
         seen = {"size": 224, "names": (), "grey": False, **given}
         normalize = options.normalization(seen.get("mean"), seen.get("std"), seen.get("normalize")) or "imagenet"

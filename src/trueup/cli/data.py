@@ -15,7 +15,7 @@ from trueup.cli import options
 from trueup.cli.progress import make_grid, progress_bar
 from trueup.data.archives import folder_for
 from trueup.data.archives import unpack_archive as unpack_archive
-from trueup.data.cards import CARDS, Card, get_card
+from trueup.data.cards import CARDS, get_card
 from trueup.data.check import ImageReport
 from trueup.data.check import check_dataset as check_files
 from trueup.data.check_masks import DomainPart, MaskReport
@@ -35,29 +35,20 @@ def card(name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}.")) -> Non
     domains = ", ".join(f"{domain} {n:,}" for domain, n in it.domains.items())
     classes = f"{it.classes}" + (f": {', '.join(it.class_names)}" if it.class_names else "")
     unit = "cases" if name in NAMES else "images"
-    rows = {"classes": classes, **_scored(it), unit: f"{it.images:,}", "domains": domains, **_direction(name)}
+    rows = {"classes": classes}
+    if name in NAMES:
+        structures = ON_DISK[name.removesuffix("-sim")].STRUCTURES
+        parts = {scored: " and ".join(it.class_names[k] for k in numbers) for scored, numbers in structures.items()}
+        rows["scored"] = ", ".join(s if s == made else f"{s} ({made})" for s, made in parts.items())
+    rows |= {unit: f"{it.images:,}", "domains": domains}
+    if name in USUAL:
+        (source,) = {*USUAL[name].values()}
+        rows["usually"] = f"trained on {source}, adapted to {' and '.join(USUAL[name])}"
     if it.range is not None:
         rows["range"] = f"{it.range[0]:g} to {it.range[1]:g}, in files of more than 8 bits"
     for key, value in {**rows, "licence": it.licence, "get it from": it.home, "layout": it.layout}.items():
         table.add_row(f"[dim]{key}[/]", escape(value))
     Console(emoji=False).print(table)
-
-
-def _scored(it: Card) -> dict[str, str]:
-    """Return the scored structures of a dataset with masks."""
-    if it.name not in NAMES:
-        return {}
-    structures = ON_DISK[it.name.removesuffix("-sim")].STRUCTURES
-    parts = {name: " and ".join(it.class_names[k] for k in classes) for name, classes in structures.items()}
-    return {"scored": ", ".join(name if name == made else f"{name} ({made})" for name, made in parts.items())}
-
-
-def _direction(name: str) -> dict[str, str]:
-    """Return the usual source and targets of a dataset with masks."""
-    if name not in USUAL:
-        return {}
-    (source,) = {*USUAL[name].values()}
-    return {"usually": f"trained on {source}, adapted to {' and '.join(USUAL[name])}"}
 
 
 @app.command()
@@ -99,24 +90,28 @@ def as_values(report: Report, *, opened: bool) -> dict[str, Any]:
     assert isinstance(report, MaskReport)
     structures = list(report.structures)
     values |= {"missing": report.missing, "cases": report.cases, "slices": report.slices, "structures": structures}
-    return values | {"domains": {name: _part_values(part, structures) for name, part in report.parts.items()}}
-
-
-def _part_values(part: DomainPart, structures: list[str]) -> dict[str, Any]:
-    return {
-        "cases": part.cases,
-        "slices": part.slices,
-        "read": part.read,
-        "structures": {s: {"cases": part.having[s], "share": part.share(s)} for s in structures},
-        "sizes": [list(size) for size in sorted(part.sizes)],
-        "spacings": [list(spacing) for spacing in sorted(part.spacings)],
-    }
+    values["domains"] = {}
+    for name, part in report.parts.items():
+        values["domains"][name] = {
+            "cases": part.cases,
+            "slices": part.slices,
+            "read": part.read,
+            "structures": {s: {"cases": part.having[s], "share": part.share(s)} for s in structures},
+            "sizes": [list(size) for size in sorted(part.sizes)],
+            "spacings": [list(spacing) for spacing in sorted(part.spacings)],
+        }
+    return values
 
 
 def _tell_all(console: Console, report: Report, drawn: list[str] | None, *, fast: bool) -> None:
-    if isinstance(report, MaskReport):
-        _tell_masks(console, report)
-    elif isinstance(report, ImageReport):
+    if isinstance(report, MaskReport) and report.parts:
+        console.print(_parts(report))
+        amounts = {"case": report.cases, "slice": report.slices}
+        amounts |= {"structure": len(report.structures), "domain": len(report.found)}
+        _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
+    if isinstance(report, MaskReport) and len(report.structures) > MANY:
+        _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")
+    if isinstance(report, ImageReport):
         console.print(_counts(report))
         _tell(console, f"{report.images:,} images, {len(report.classes)} classes, {len(report.counts)} domains")
     for note in report.notes:
@@ -175,17 +170,6 @@ def _counts(report: ImageReport) -> Table:
         values = list(counts.values()) if few_classes else [min(counts.values()), max(counts.values())]
         table.add_row(escape(domain), *(f"{n:,}" for n in values), f"{sum(counts.values()):,}")
     return table
-
-
-def _tell_masks(console: Console, report: MaskReport) -> None:
-    """Print the table and the totals."""
-    if report.parts:
-        console.print(_parts(report))
-        amounts = {"case": report.cases, "slice": report.slices}
-        amounts |= {"structure": len(report.structures), "domain": len(report.found)}
-        _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
-    if len(report.structures) > MANY:
-        _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")
 
 
 def _parts(report: MaskReport) -> Table:

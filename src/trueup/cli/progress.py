@@ -51,14 +51,15 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _columns() -> tuple[Any, ...]:
-    return TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()
+def _progress() -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (done, total) that moves a progress bar, which appears with the first call."""
-    with Progress(*_columns(), console=Console(stderr=True), transient=True) as progress:
+    with _progress() as progress:
         task: list[TaskID] = []
 
         def advance(done: int, of: int) -> None:
@@ -74,7 +75,7 @@ class SweepBars:
     """Progress bars of a sweep: one for all runs, with the time left, and one for each active job."""
 
     def __init__(self, todo: Plan) -> None:
-        self.progress = Progress(*_columns(), console=Console(stderr=True), transient=True)
+        self.progress = _progress()
         runs, trainings = len(todo.waiting), len(todo.trainings)
         self.training = self.progress.add_task("trainings", total=trainings, visible=trainings > 0)
         self.all = self.progress.add_task("runs", total=runs)

@@ -6,8 +6,8 @@ from typing import Any
 
 from trueup.report.groups import Group, group_runs
 from trueup.report.metrics import METRICS, Metric
-from trueup.report.page_markup import join_words, minus_sign, plural
-from trueup.report.page_tables import measured_metrics, value_of
+from trueup.report.page_markup import escape, join_words, minus_sign, plural
+from trueup.report.page_tables import Views, measured_metrics, tables_html, value_of
 from trueup.report.tables import Cell, Column, Row, Table
 from trueup.report.variants import (
     Record,
@@ -129,13 +129,21 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def failed_pairs(pairing: Pairing, names: tuple[str, str]) -> list[tuple[str, list[Record]]]:
-    """Return the runs of both sweeps that failed in the first, in the second, and in both."""
-    sides = ((names[0], (False, True)), (names[1], (True, False)), ("both", (False, False)))
-    return [
-        (where, [mine for mine, theirs in pairing.failed if (is_finished(mine), is_finished(theirs)) == state])
-        for where, state in sides
-    ]
+def comparison_html(pairing: Pairing, views: Views, names: tuple[str, str]) -> str:
+    """Return a summary, the tables of differences, and lists of the runs that could not be compared."""
+    parts = [f'<p class="verdict">{escape(comparison_text(pairing, names))}</p>']
+    parts += [tables_html(number, title, tables) for number, (title, tables) in views.items()]
+    lists: list[tuple[str, Sequence[Record]]]
+    lists = [(f"in {names[0]} only", pairing.only), (f"in {names[1]} only", pairing.other)]
+    for who, state in ((names[0], (False, True)), (names[1], (True, False)), ("both", (False, False))):
+        failed = [mine for mine, other in pairing.failed if (is_finished(mine), is_finished(other)) == state]
+        lists.append((f"in both, but failed in {who}", failed))
+    for where, some in lists:
+        if some:
+            items = "".join(f"<li>{escape(name)}</li>" for name in run_names(some))
+            summary = f"<summary><strong>{plural(len(some), 'run')}</strong> {escape(where)}</summary>"
+            parts.append(f"<details>{summary}<ul class=runs-list>{items}</ul></details>")
+    return "".join(parts)
 
 
 def run_names(records: Sequence[Record]) -> list[str]:
@@ -145,8 +153,8 @@ def run_names(records: Sequence[Record]) -> list[str]:
         settings = record["settings"]
         name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
         found.setdefault(name, []).append(record)
-    seeds = {name: len({str(record["settings"].get("seed")) for record in some}) for name, some in found.items()}
-    return [
-        f"{name}, {seeds_text(some)}{f' ({len(some)} runs)' if len(some) > seeds[name] else ''}"
-        for name, some in found.items()
-    ]
+    names = []
+    for name, some in found.items():
+        seeds = {str(record["settings"].get("seed")) for record in some}
+        names.append(f"{name}, {seeds_text(some)}" + (f" ({len(some)} runs)" if len(some) > len(seeds) else ""))
+    return names

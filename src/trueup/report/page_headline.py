@@ -44,7 +44,14 @@ def _overview(records: Sequence[Record]) -> str:
 def _winner(group: TableGroup, *, alone: bool) -> str:
     """Name the best average and its gain, and say if that is within the deviation over seeds."""
     table, at = group.default, _column(group.default, "average")
-    words = _no_winner(table, at) or _best(table, at, len({run_key(record) for record in group.records}))
+    words = _no_winner(table, at)
+    if not words:
+        seeds, ahead = len({run_key(record) for record in group.records}), _marked(table, at, "best")
+        names = join_words([f"<strong>{escape(row.label)}</strong>{_few(row.cells[at], seeds)}" for row in ahead])
+        kind = f" % {escape(table.metric.title.partition(' in %')[0])}" if table.metric.percent else ""
+        number = f"{_number(table.columns[at], ahead[0].cells[at])}{kind}"
+        words = f"best on average {'is' if len(ahead) == 1 else 'are'} {names} with {number}"
+        words += f"{_gain(table, ahead, seeds)}.{_lead(table, at, ahead)}"
     return upper_first(words) if alone else f"On {escape(group.title)}: {words}"
 
 
@@ -62,16 +69,6 @@ def _no_winner(table: Table, at: int) -> str:
         return "no average can be compared: each is NaN, or an oracle's."
     what = "a seed with every target" if len(there) == 1 else "an average that can be compared"
     return f"only <strong>{escape(ranked[0].label)}</strong> has {what}, so there is nothing to compare."
-
-
-def _best(table: Table, at: int, seeds: int) -> str:
-    ahead = _marked(table, at, "best")
-    names = join_words([f"<strong>{escape(row.label)}</strong>{_few(row.cells[at], seeds)}" for row in ahead])
-    number = _number(table.columns[at], ahead[0].cells[at])
-    verb = "is" if len(ahead) == 1 else "are"
-    kind = f" % {escape(table.metric.title.partition(' in %')[0])}" if table.metric.percent else ""
-    words = f"best on average {verb} {names} with {number}{kind}"
-    return f"{words}{_gain(table, ahead, seeds)}.{_lead(table, at, ahead)}"
 
 
 def _gain(table: Table, ahead: Sequence[Row], seeds: int) -> str:

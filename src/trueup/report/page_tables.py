@@ -12,6 +12,8 @@ from trueup.report.render import LATEX_WIDE, LEGEND, MISSING, has_marks, render_
 from trueup.report.tables import Cell, Column, Row, Table, group_by_settings, make_tables, shared_settings
 from trueup.report.variants import Record, is_finished, json_key
 
+Views = Mapping[str, tuple[str, Mapping[str, Table]]]
+"""Title, and tables by metric, of each block of the page."""
 COPIED = {"markdown": "Markdown", "latex": "LaTeX", "csv": "CSV"}
 MARKS = {"": "{}", "best": "<b>{}</b>", "second": "<u>{}</u>"}
 SPOKEN = {"": "", "best": '<span class="unseen"> best</span>', "second": '<span class="unseen"> second best</span>'}
@@ -91,7 +93,7 @@ def table_html(title: str, table: Table) -> str:
     )
 
 
-def packed_views(made: Mapping[str, tuple[str, Mapping[str, Table]]]) -> dict[str, Any]:
+def packed_views(made: Views) -> dict[str, Any]:
     """Return all views and copied forms by block and metric, as the page's script looks them up."""
     return {
         number: {
