@@ -9,7 +9,7 @@ from trueup.bench.records import FILE
 from trueup.bench.settings import make_sweep, read_sweep
 from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
-from trueup.cli.progress import make_grid, print_failures, run_with_bars
+from trueup.cli.progress import make_grid, print_counts, print_failures, run_with_bars
 from trueup.cli.report import print_tables
 
 HELP = """Compare methods: datasets × networks × targets × streams × batches × seeds × methods.
@@ -92,5 +92,4 @@ def print_plan(todo: Plan) -> None:
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in shared.items()), highlight=False)
     console.print(table)
-    counts = f"{len(todo.runs)} runs: {len(todo.done_here)} done, {len(todo.waiting)} to run; "
-    console.print(f"{counts}{len(todo.trainings)} source models to train", highlight=False)
+    print_counts(todo)

@@ -20,6 +20,7 @@ from trueup.data.check import ImageReport
 from trueup.data.check import check_dataset as check_files
 from trueup.data.check_masks import DomainPart, MaskReport
 from trueup.data.check_report import Report, first_names
+from trueup.data.contact_sheets import draw_sheets
 from trueup.data.datasets.mask_datasets import NAMES, ON_DISK, USUAL
 
 app = typer.Typer(help="Cards of the datasets, their archives, and a check of what is on disk.", no_args_is_help=True)
@@ -72,7 +73,11 @@ def check(
     with progress_bar("opening images") as advance:
         reading = options.reading(None, limits)
         report = check_files(name, root or None, decode_all=not fast, reading=reading, progress=advance)
-    drawn = _draw(report, Path(pictures)) if pictures and isinstance(report, MaskReport) else None
+    drawn = None
+    if pictures and isinstance(report, MaskReport):
+        cases = {domain: found.cases for domain, found in report.found.items()}
+        with progress_bar("drawing") as advance:
+            drawn = [str(f) for f in draw_sheets(report.name, cases, report.structures, Path(pictures), advance)]
     if as_json:
         options.print_json(as_values(report, opened=not fast) | ({} if drawn is None else {"drawn": drawn}))
     else:
@@ -202,11 +207,3 @@ def _sizes(part: DomainPart) -> str:
     """Format rows and columns of the smallest and the largest size."""
     by_area = sorted(part.sizes, key=lambda size: size[0] * size[1])
     return " to ".join(dict.fromkeys(f"{h}×{w}" for h, w in (*by_area[:1], *by_area[-1:]))) or "–"
-
-
-def _draw(report: MaskReport, folder: Path) -> list[str]:
-    from trueup.data.contact_sheets import draw_sheets
-
-    cases = {domain: found.cases for domain, found in report.found.items()}
-    with progress_bar("drawing") as advance:
-        return [str(file) for file in draw_sheets(report.name, cases, report.structures, folder, advance)]

@@ -109,6 +109,12 @@ def run_with_bars(todo: Plan, *, workers: int | None = None, device: str = "cpu"
         return run_plan(todo, workers=workers, device=device, on_event=bars)
 
 
+def print_counts(todo: Plan) -> None:
+    """Print how many runs and trainings of a plan are done and to do."""
+    counts = f"{len(todo.runs)} runs: {len(todo.done_here)} done, {len(todo.waiting)} to run; "
+    Console().print(f"{counts}{len(todo.trainings)} source models to train", highlight=False)
+
+
 def print_failures(failures: Iterable[Record], scenario_of: Callable[[Record], str] | None = None) -> None:
     """Print a line for each failed run."""
     for record in failures:

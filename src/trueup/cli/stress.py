@@ -14,7 +14,7 @@ from trueup.bench.settings import read_settings
 from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, label_of, make_stress, scenario_of
 from trueup.bench.sweep import Plan, plan, sort_records
 from trueup.cli import options
-from trueup.cli.progress import FORMS, make_grid, print_failures, print_table, run_with_bars, write_tables
+from trueup.cli.progress import FORMS, make_grid, print_counts, print_failures, print_table, run_with_bars, write_tables
 from trueup.report.heatmap import heatmap
 from trueup.report.stress_tables import StressTest, stress_tests
 
@@ -170,5 +170,4 @@ def print_scenarios(todo: Plan) -> None:
     console = Console()
     console.print(table)
     console.print(f"methods: {'; '.join(planned['methods'])}", highlight=False)
-    counts = f"{planned['runs']} runs: {planned['done']} done, {planned['waiting']} to run; "
-    console.print(f"{counts}{planned['trainings']} source models to train", highlight=False)
+    print_counts(todo)

@@ -42,8 +42,9 @@ def confusion_matrix(label: NDArray[Any], prediction: NDArray[Any], classes: int
 def largest_change(group: Group, trace: TraceLookup, needs: Collection[str]) -> tuple[str, RunKey, Trace, Trace] | None:
     """Return the target with the largest change, and of its first seed the traces of source and adapted model."""
     changes: dict[str, float] = {}
-    for target in group.targets if group.adapted and group.base else ():
-        mine, theirs = (variant.values(target, group.metric) for variant in (group.adapted, group.base))
+    variants = [variant for variant in (group.adapted, group.base) if variant]
+    for target in group.targets if len(variants) == 2 else ():
+        mine, theirs = (variant.values(target, group.metric) for variant in variants)
         both = [mine[run] - theirs[run] for run in mine if run in theirs]
         changes |= {target: abs(sum(both)) / len(both)} if both else {}
     for target in sorted(changes, key=lambda name: -changes[name]):

@@ -112,7 +112,10 @@ class _Layout:
     def __init__(self, spec: FigureSpec, labels: Sequence[str]) -> None:
         self.columns = max(1, min(spec.columns, len(spec.panels)))
         self.rows = math.ceil(len(spec.panels) / self.columns)
-        self.wide = NARROW if _small(spec) else WIDE
+        self.wide = WIDE
+        if len(spec.panels) == 1 and isinstance(panel := spec.panels[0], CurvePanel):
+            marks = len(panel.curves) * (len(panel.x.ticks) if isinstance(panel, BarPanel) else 1)
+            self.wide = NARROW if marks <= FEW else WIDE
         self.title = textwrap.wrap(spec.title, int(self.wide * 11.5))
         self.caption = textwrap.wrap(spec.caption, int(self.wide * LETTERS))
         self.keys = _keys(spec, labels, int((self.wide - 0.75) / 0.07))
@@ -125,13 +128,6 @@ class _Layout:
         self.bottom = LINE * len(self.caption) + 2 * MARGIN
         self.row = max(_tall(panel, self.wide / self.columns) for panel in spec.panels)
         self.high = self.top + self.bottom + self.rows * self.row
-
-
-def _small(spec: FigureSpec) -> bool:
-    """Return True if a narrow figure is enough."""
-    if len(spec.panels) > 1 or not isinstance(panel := spec.panels[0], CurvePanel):
-        return False
-    return len(panel.curves) * (len(panel.x.ticks) if isinstance(panel, BarPanel) else 1) <= FEW
 
 
 def _tall(panel: Panel, wide: float) -> float:

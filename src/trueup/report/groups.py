@@ -140,7 +140,12 @@ class HyperSweep:
 def group_runs(records: Iterable[Record], *, apart: Collection[str] = ()) -> list[Group]:
     """Group finished runs. Settings named in `apart` may differ inside a group, and are part of the place."""
     found = group_by_settings(filter(is_finished, latest_records(records)), apart)
-    settings = [_flat(some[0], apart) for some in found]
+    settings = []
+    for some in found:
+        shared = shared_settings(some[0], apart)
+        source = {f"source {name}": value for name, value in shared.pop("source").items()}
+        # In the order of naming.
+        settings.append({name: shared[name] for name in ("dataset", *ORDER) if name in shared} | shared | source)
     place = target_of if not apart else lambda r: (target_of(r), *(r["settings"].get(name) for name in apart))
     groups: list[Group] = []
     for title, some in zip(_titles(settings), found, strict=True):
@@ -170,14 +175,6 @@ def hyper_sweeps(variants: Sequence[Variant]) -> list[HyperSweep]:
             before = found[key].variants if key in found else ()
             found[key] = HyperSweep(variant.method, name, (*before, variant), rest)
     return [sweep for sweep in found.values() if len(sweep.variants) >= SWEPT]
-
-
-def _flat(record: Record, apart: Collection[str]) -> dict[str, Any]:
-    """Return the settings of a group, with those of source training, in the order of naming."""
-    settings = shared_settings(record, apart)
-    source = {f"source {name}": value for name, value in settings.pop("source").items()}
-    first = {name: settings[name] for name in ("dataset", *ORDER) if name in settings}
-    return first | settings | source
 
 
 def _titles(groups: Sequence[Mapping[str, Any]]) -> list[str]:

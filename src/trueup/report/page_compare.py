@@ -35,7 +35,8 @@ def pair_runs(records: Sequence[Record], against: Sequence[Record]) -> Pairing:
     theirs = latest_records(against)
     by_id = {record["id"]: i for i, record in enumerate(theirs) if "id" in record}
     by_settings = {_settings(record): i for i, record in enumerate(theirs)}
-    pairs, failed, only, used = [], [], [], set()
+    pairs, failed = list[tuple[Record, Record]](), list[tuple[Record, Record]]()
+    only, used = list[Record](), set[int]()
     for record in latest_records(records):
         at = by_id.get(record.get("id"), by_settings.get(_settings(record)))
         if at is None or at in used:

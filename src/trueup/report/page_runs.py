@@ -1,6 +1,5 @@
 """The list of runs on the page, and all fields of their records for the script."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS
 from trueup.report.page_markup import escape, minus_sign
 from trueup.report.page_tables import value_of
-from trueup.report.variants import Record, is_finished, target_of
+from trueup.report.variants import Record, is_finished, json_key, target_of
 
 SHOWN = ("accuracy", "dice", "seconds")  # metrics of a run
 MOST = 50  # numbers of a list or map; longer ones would fill the page
@@ -53,16 +52,11 @@ def run_columns(records: Sequence[Record]) -> dict[str, Any]:
     paths = list(dict.fromkeys(path for each in flat for path in each))
     values, which = [], []
     for path in paths:
-        seen: dict[str, int] = {}
-        kept: list[Any] = []
-        row = []
-        for each in flat:
-            key = json.dumps(each[path], sort_keys=True) if path in each else ""
-            if key and key not in seen:
-                seen[key] = len(kept)
-                kept.append(each[path])
-            row.append(seen.get(key, -1))
-        values.append(kept)
+        keys = [json_key(each[path]) if path in each else "" for each in flat]
+        found = {key: each[path] for key, each in zip(keys, flat, strict=True) if key}
+        numbers = {key: i for i, key in enumerate(found)}
+        row = [numbers.get(key, -1) for key in keys]
+        values.append(list(found.values()))
         which.append(row if any(row) else None)
     return {"paths": paths, "values": values, "which": which}
 
