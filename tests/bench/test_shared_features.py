@@ -191,3 +191,17 @@ def test_a_head_that_does_not_explain_the_logits_is_not_shared(monkeypatch: pyte
     monkeypatch.setattr(protocol, "_head", lambda adapter: nn.Linear(24, 6))
     assert runner.run(make_method("t3a", {})).results == alone
     assert runner.passes == {"source": None}
+
+
+@pytest.mark.parametrize(("layer", "words"), [(nn.Identity, ["bn changes nothing"]), (None, [])], ids=["none", "bn"])
+def test_bn_is_said_to_change_nothing_only_if_the_whole_model_has_no_statistics(
+    layer: type[nn.Module] | None, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    for name, module in [*model.named_modules()] if layer else ():
+        if isinstance(module, nn.BatchNorm2d):
+            model.set_submodule(name, layer())
+    runner = toy_runner(domain(41, seed=1), model=model)
+    runner.run(make_method("bn", {}))
+    assert runner.passes["batch"] is not None
+    assert [record.getMessage()[:18] for record in caplog.records] == words

@@ -10,7 +10,7 @@ from pages import data, every, figures, read
 from studies import study
 
 from trueup.report.chart_curves import draw_lines, round_ticks
-from trueup.report.chart_fields import outline
+from trueup.report.charts import outline
 from trueup.report.figure_spec import (
     Axis,
     BarPanel,

@@ -8,10 +8,17 @@ import pytest
 from studies import record
 from traced import Lookup, study
 
-from trueup.report.feature_space import confusion, confusion_matrix, embedding, geometry, lay_out
+from trueup.report.feature_space import (
+    confusion,
+    confusion_matrix,
+    embedding,
+    example_dice,
+    geometry,
+    lay_out,
+    mask_examples,
+)
 from trueup.report.figure_spec import BarPanel, Curve, FigureSpec, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
 from trueup.report.groups import detail_groups, group_runs
-from trueup.report.mask_examples import example_dice, mask_examples
 from trueup.report.record_figures import batch_sizes, make_figures, sensitivity, target_bars
 from trueup.report.stream_figures import (
     ACCURACY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from trueup.bench.feature_metrics import FeatureRecorder
 from trueup.bench.intruders import ONCE, Intruders
 from trueup.bench.scorers import ClassScorer, MaskScorer, Scorer
 from trueup.core.adapter import Adapter
+from trueup.core.effects import check_effect
 from trueup.core.method import GradientMethod, Info, Method
 from trueup.core.registry import make_method
 from trueup.data.loading import ConcatDomains, Loader
@@ -98,7 +99,7 @@ class StreamRunner:
         shared = self.shared(method, progress) if share else None
         if shared is not None:
             reset_peak_memory(self.device)
-            adapter, stream = Adapter(shared.head, method, seed=self.seed), iter(shared.features)
+            adapter, stream = self._head_adapter(method, shared.head), iter(shared.features)
         else:
             self._warm_up(method)
             reset_peak_memory(self.device)
@@ -200,6 +201,11 @@ class StreamRunner:
         if method.norm not in self.passes:
             self.passes[method.norm] = self._pass(method.norm, progress)
         return self.passes[method.norm]
+
+    def _head_adapter(self, method: Method, head: nn.Module) -> Adapter:
+        """Return an adapter of the head alone, which has no statistics to set: the backbone pass has set them."""
+        check_effect(self.model, method)
+        return Adapter(head, replace(method, norm="source"), seed=self.seed)
 
     def _pass(self, norm: str, progress: Progress) -> BackbonePass | None:
         """Run the backbone once and keep its features; None if they may be too many or do not give the logits."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from trueup.cli import bench, compare, data, demo, listing, report, reproduce, run, segment, stress, train
 from trueup.cli.progress import stoppable
@@ -64,16 +65,10 @@ def start() -> None:
     except (ValueError, OSError, ImportError) as error:
         if _state["verbose"]:
             raise
-        stderr.print(f"[bold red]Error:[/] {_plain(error)}")
+        stderr.print(f"[bold red]Error:[/] {escape(' '.join(str(error).split()) or type(error).__name__)}")
         sys.exit(2)
     except SystemExit as end:
         if end.code == 130:  # typer's exit code for Ctrl-C
             kept = "Finished work is kept; the same command continues from there."
             stderr.print(f"Stopped. {kept if _state['verb'] in RESUMABLE else 'The same command starts over.'}")
         raise
-
-
-def _plain(error: Exception) -> str:
-    from rich.markup import escape
-
-    return escape(" ".join(str(error).split()) or type(error).__name__)

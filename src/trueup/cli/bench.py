@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from trueup.bench.jobs import Job
 from trueup.bench.records import FILE
 from trueup.bench.settings import make_sweep, read_sweep
 from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
-from trueup.cli.options import passed
-from trueup.cli.progress import print_failures, run_with_bars
+from trueup.cli.progress import make_grid, print_counts, print_failures, run_with_bars
 from trueup.cli.report import print_tables
 
 HELP = """Compare methods: datasets × networks × targets × streams × batches × seeds × methods.
@@ -54,7 +51,7 @@ def bench(
     """Compare methods: datasets × networks × targets × streams × batches × seeds × methods."""
     training = options.training_settings(training, resize, limits, mean, std, grey)
     select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted] or None
-    flags = passed(
+    flags = options.passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
         limit=limit, reset=reset, select=select, plugin=plugin,
@@ -82,11 +79,12 @@ def print_plan(todo: Plan) -> None:
     columns = ("dataset", "target", "network", "method", "seed", "stream", "batch", "select")
     rows = [{name: str(getattr(run, name)) for name in columns} for run in todo.runs]
     shared = {name: rows[0][name] for name in columns if len({row[name] for row in rows}) == 1}
-    table = Table(box=None, pad_edge=False, header_style="dim")
     shown = [name for name in columns if name not in shared]
-    for name in ("id", *shown, "state"):
-        table.add_column(name, no_wrap=True)
-    untrained = {run.digest() for job in todo.jobs if _waits(todo, job) for run in job.runs}
+    table = make_grid(("id", *shown, "state"))
+    for column in table.columns:
+        column.no_wrap = True
+    waiting = [job for job in todo.jobs if job.recipe is not None and job.recipe.digest() in todo.trainings]
+    untrained = {run.digest() for job in waiting for run in job.runs}
     for run, row in zip(todo.runs, rows, strict=True):
         key = run.digest()
         state = "[green]done[/]" if key in todo.done else "to run, model to train" if key in untrained else "to run"
@@ -94,9 +92,4 @@ def print_plan(todo: Plan) -> None:
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in shared.items()), highlight=False)
     console.print(table)
-    counts = f"{len(todo.runs)} runs: {len(todo.done_here)} done, {len(todo.waiting)} to run; "
-    console.print(f"{counts}{len(todo.trainings)} source models to train", highlight=False)
-
-
-def _waits(todo: Plan, job: Job) -> bool:
-    return job.recipe is not None and job.recipe.digest() in todo.trainings
+    print_counts(todo)

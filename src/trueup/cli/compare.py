@@ -21,7 +21,7 @@ from trueup.bench.method_spec import read_specs, split_guard
 from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
-from trueup.cli.progress import progress_bar
+from trueup.cli.progress import make_grid, progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
 from trueup.data.channels import make_channels
@@ -107,20 +107,18 @@ def compare(
     asked, known = options.reading(resize, limits), seen.get("reading", AS_STORED)
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
     images = open_image_folder(Path(data), seen["classes"], seen["names"], reading)
-    labelled = None if source is None else open_labelled_folder(Path(source), seen, reading)
+    labelled = None if source is None else open_image_folder(Path(source), seen["classes"], seen["names"], reading)
+    if labelled is not None and not labelled.labelled:
+        raise ValueError(f"--source {source}: {labelled.said}; it needs one folder per class, named like the classes")
     preflight_domains(data, [images.domain])
     mixed = images.nested if shuffle is None else shuffle
     comparison = Comparison(network, trials, seen, batch, device, seed)
     order = comparison.order(images.domain, mixed)[:limit]
     reports, broken = comparison.run(images.domain, order, labelled=images.labelled)
     scenes = {} if labelled is None else comparison.calibrate(labelled.domain, len(order))
-    said = f"{_order_text(len(order) - broken, mixed)}; {images.said}"
-    (print_reports_as_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
-
-
-def _order_text(images: int, mixed: bool) -> str:
     way = "in random order (--no-shuffle: by name)" if mixed else "sorted by name (--shuffle: random)"
-    return f"{images} {'image' if images == 1 else 'images'} {way}"
+    said = f"{len(order) - broken} image{'s' * (len(order) - broken != 1)} {way}; {images.said}"
+    (print_reports_as_json if as_json else print_report)(reports, scenes, broken=broken, said=said)
 
 
 @dataclass(frozen=True)
@@ -151,11 +149,8 @@ class Comparison:
             for x, at in loader.batches(stream):
                 yield x, domain.labels[at] if labelled else None
 
-        how: dict[str, Any] = {
-            "device": self.device,
-            "seed": self.seed,
-            "pixels": make_normalization(channels.mean, channels.std),
-        }
+        pixels = make_normalization(channels.mean, channels.std)
+        how: dict[str, Any] = {"device": self.device, "seed": self.seed, "pixels": pixels}
         with progress_bar(title) as advance:
             done, total = iter(range(1, 10**9)), 2 * len(stream) * len(self.trials)
             found = compare_methods(self.network, self.trials, shown, tick=lambda: advance(next(done), total), **how)
@@ -183,14 +178,9 @@ def open_classifier(model: str | None, **flags: Any) -> tuple[nn.Module, dict[st
             raise ValueError(f"{model} was trained on {recipe.dataset} and predicts masks: compare takes a classifier")
         network, _ = read_checkpoint(Path(model), given.get("arch"))
         card = CARDS.get(recipe.dataset)
-        seen: dict[str, Any] = {
-            "classes": recipe.classes,
-            "names": card.class_names if card is not None and len(card.class_names) == recipe.classes else (),
-            "size": recipe.training.size,
-            "normalize": recipe.training.normalize,
-            "grey": recipe.training.grey,
-            "reading": recipe.training.reading,
-        }
+        names = card.class_names if card is not None and len(card.class_names) == recipe.classes else ()
+        seen: dict[str, Any] = {"classes": recipe.classes, "names": names}
+        seen |= {key: getattr(recipe.training, key) for key in ("size", "normalize", "grey", "reading")}
     else:
         seen = {"size": 224, "names": (), "grey": False, **given}
         normalize = options.normalization(seen.get("mean"), seen.get("std"), seen.get("normalize")) or "imagenet"
@@ -215,14 +205,6 @@ def open_image_folder(
     numbers, said = _class_numbers(sorted(set(firsts)), classes, [name.casefold() for name in names])
     labels = np.array([numbers.get(first, 0) for first in firsts], dtype=np.int64)
     return ImageFolder(FileDomain(folder.name, folder, found, labels, reading), bool(numbers), any(firsts), said)
-
-
-def open_labelled_folder(folder: Path, seen: dict[str, Any], reading: Reading) -> ImageFolder:
-    """Find source images, and refuse them if they have no labels."""
-    images = open_image_folder(folder, seen["classes"], seen["names"], reading)
-    if not images.labelled:
-        raise ValueError(f"--source {folder}: {images.said}; it needs one folder per class, named like the classes")
-    return images
 
 
 def _class_numbers(folders: list[str], classes: int, names: list[str]) -> tuple[dict[str, int], str]:
@@ -298,11 +280,9 @@ def print_report(reports: list[MethodReport], scenes: dict[str, list[MethodRepor
 
 
 def _table(reports: list[MethodReport], found: list[Estimate], title: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
     labelled = any(report.accuracy is not None for report in reports)
     heads = [title, "agreement %", "confidence %", "entropy", "classes", "seconds"]
-    for name in ["method", *(["accuracy %"] if labelled else []), *heads]:
-        table.add_column(name, justify="left" if name == "method" else "right")
+    table = make_grid(["method"], [*(["accuracy %"] if labelled else []), *heads])
     for f, e in zip(reports, found, strict=True):
         row = [f"{100 * f.accuracy.value:.1f}" if f.accuracy is not None else "–"] if labelled else []
         row += ["–" if e.range is None else f"{100 * e.range[0]:.0f}–{100 * e.range[1]:.0f}"]

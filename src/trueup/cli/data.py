@@ -12,14 +12,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli import options
-from trueup.cli.progress import progress_bar
+from trueup.cli.progress import make_grid, progress_bar
 from trueup.data.archives import folder_for
 from trueup.data.archives import unpack_archive as unpack_archive
-from trueup.data.cards import CARDS, Card, get_card
+from trueup.data.cards import CARDS, get_card
 from trueup.data.check import ImageReport
 from trueup.data.check import check_dataset as check_files
 from trueup.data.check_masks import DomainPart, MaskReport
 from trueup.data.check_report import Report, first_names
+from trueup.data.contact_sheets import draw_sheets
 from trueup.data.datasets.mask_datasets import NAMES, ON_DISK, USUAL
 
 app = typer.Typer(help="Cards of the datasets, their archives, and a check of what is on disk.", no_args_is_help=True)
@@ -31,33 +32,24 @@ LINES = 10  # reasons why files cannot be read
 def card(name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}.")) -> None:
     """Show a dataset's card: classes, domains, counts, licence, where to get it."""
     it = get_card(name)
-    table = Table(title=it.title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table = make_grid((), title=it.title, show_header=False)
     domains = ", ".join(f"{domain} {n:,}" for domain, n in it.domains.items())
     classes = f"{it.classes}" + (f": {', '.join(it.class_names)}" if it.class_names else "")
     unit = "cases" if name in NAMES else "images"
-    rows = {"classes": classes, **_scored(it), unit: f"{it.images:,}", "domains": domains, **_direction(name)}
+    rows = {"classes": classes}
+    if name in NAMES:
+        structures = ON_DISK[name.removesuffix("-sim")].STRUCTURES
+        parts = {scored: " and ".join(it.class_names[k] for k in numbers) for scored, numbers in structures.items()}
+        rows["scored"] = ", ".join(s if s == made else f"{s} ({made})" for s, made in parts.items())
+    rows |= {unit: f"{it.images:,}", "domains": domains}
+    if name in USUAL:
+        (source,) = {*USUAL[name].values()}
+        rows["usually"] = f"trained on {source}, adapted to {' and '.join(USUAL[name])}"
     if it.range is not None:
         rows["range"] = f"{it.range[0]:g} to {it.range[1]:g}, in files of more than 8 bits"
     for key, value in {**rows, "licence": it.licence, "get it from": it.home, "layout": it.layout}.items():
         table.add_row(f"[dim]{key}[/]", escape(value))
     Console(emoji=False).print(table)
-
-
-def _scored(it: Card) -> dict[str, str]:
-    """Return the scored structures of a dataset with masks."""
-    if it.name not in NAMES:
-        return {}
-    structures = ON_DISK[it.name.removesuffix("-sim")].STRUCTURES
-    parts = {name: " and ".join(it.class_names[k] for k in classes) for name, classes in structures.items()}
-    return {"scored": ", ".join(name if name == made else f"{name} ({made})" for name, made in parts.items())}
-
-
-def _direction(name: str) -> dict[str, str]:
-    """Return the usual source and targets of a dataset with masks."""
-    if name not in USUAL:
-        return {}
-    (source,) = {*USUAL[name].values()}
-    return {"usually": f"trained on {source}, adapted to {' and '.join(USUAL[name])}"}
 
 
 @app.command()
@@ -81,7 +73,11 @@ def check(
     with progress_bar("opening images") as advance:
         reading = options.reading(None, limits)
         report = check_files(name, root or None, decode_all=not fast, reading=reading, progress=advance)
-    drawn = _draw(report, Path(pictures)) if pictures and isinstance(report, MaskReport) else None
+    drawn = None
+    if pictures and isinstance(report, MaskReport):
+        cases = {domain: found.cases for domain, found in report.found.items()}
+        with progress_bar("drawing") as advance:
+            drawn = [str(f) for f in draw_sheets(report.name, cases, report.structures, Path(pictures), advance)]
     if as_json:
         options.print_json(as_values(report, opened=not fast) | ({} if drawn is None else {"drawn": drawn}))
     else:
@@ -99,24 +95,28 @@ def as_values(report: Report, *, opened: bool) -> dict[str, Any]:
     assert isinstance(report, MaskReport)
     structures = list(report.structures)
     values |= {"missing": report.missing, "cases": report.cases, "slices": report.slices, "structures": structures}
-    return values | {"domains": {name: _part_values(part, structures) for name, part in report.parts.items()}}
-
-
-def _part_values(part: DomainPart, structures: list[str]) -> dict[str, Any]:
-    return {
-        "cases": part.cases,
-        "slices": part.slices,
-        "read": part.read,
-        "structures": {s: {"cases": part.having[s], "share": part.share(s)} for s in structures},
-        "sizes": [list(size) for size in sorted(part.sizes)],
-        "spacings": [list(spacing) for spacing in sorted(part.spacings)],
-    }
+    values["domains"] = {}
+    for name, part in report.parts.items():
+        values["domains"][name] = {
+            "cases": part.cases,
+            "slices": part.slices,
+            "read": part.read,
+            "structures": {s: {"cases": part.having[s], "share": part.share(s)} for s in structures},
+            "sizes": [list(size) for size in sorted(part.sizes)],
+            "spacings": [list(spacing) for spacing in sorted(part.spacings)],
+        }
+    return values
 
 
 def _tell_all(console: Console, report: Report, drawn: list[str] | None, *, fast: bool) -> None:
-    if isinstance(report, MaskReport):
-        _tell_masks(console, report)
-    elif isinstance(report, ImageReport):
+    if isinstance(report, MaskReport) and report.parts:
+        console.print(_parts(report))
+        amounts = {"case": report.cases, "slice": report.slices}
+        amounts |= {"structure": len(report.structures), "domain": len(report.found)}
+        _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
+    if isinstance(report, MaskReport) and len(report.structures) > MANY:
+        _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")
+    if isinstance(report, ImageReport):
         console.print(_counts(report))
         _tell(console, f"{report.images:,} images, {len(report.classes)} classes, {len(report.counts)} domains")
     for note in report.notes:
@@ -168,42 +168,21 @@ def _tell(console: Console, line: str) -> None:
 
 def _counts(report: ImageReport) -> Table:
     """Return a table of domains by classes; only extremes and totals if there are many classes."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("domain")
     few_classes = len(report.classes) <= MANY
-    for label in report.classes if few_classes else ("fewest in a class", "most"):
-        table.add_column(escape(label), justify="right")
-    table.add_column("all", justify="right")
+    heads = map(escape, report.classes) if few_classes else ("fewest in a class", "most")
+    table = make_grid(["domain"], [*heads, "all"])
     for domain, counts in report.counts.items():
         values = list(counts.values()) if few_classes else [min(counts.values()), max(counts.values())]
         table.add_row(escape(domain), *(f"{n:,}" for n in values), f"{sum(counts.values()):,}")
     return table
 
 
-def _tell_masks(console: Console, report: MaskReport) -> None:
-    """Print the table and the totals."""
-    if report.parts:
-        console.print(_parts(report))
-        amounts = {
-            "case": report.cases,
-            "slice": report.slices,
-            "structure": len(report.structures),
-            "domain": len(report.found),
-        }
-        _tell(console, ", ".join(f"{n:,} {thing}{'s' * (n != 1)}" for thing, n in amounts.items()))
-    if len(report.structures) > MANY:
-        _tell(console, f"· the first {MANY} of {len(report.structures)} structures are shown")
-
-
 def _parts(report: MaskReport) -> Table:
     """Return a table of parts by structures: the cases that show each, and its share of the pixels."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
     structures = list(report.structures)[:MANY] if any(part.read for part in report.parts.values()) else []
     spaced = any(part.spacings for part in report.parts.values())
     columns = [*structures, *(["pixel, mm", "slice, mm"] if spaced else []), *(["size"] if structures else [])]
-    table.add_column("domain")
-    for column in ("cases", "slices", *columns):
-        table.add_column(escape(column), justify="right")
+    table = make_grid(["domain"], map(escape, ("cases", "slices", *columns)))
     for name, part in report.parts.items():
         cells = [f"{part.having[s]}/{part.read} [dim]{_percent(part.share(s))}[/]" for s in structures]
         if spaced:
@@ -228,11 +207,3 @@ def _sizes(part: DomainPart) -> str:
     """Format rows and columns of the smallest and the largest size."""
     by_area = sorted(part.sizes, key=lambda size: size[0] * size[1])
     return " to ".join(dict.fromkeys(f"{h}×{w}" for h, w in (*by_area[:1], *by_area[-1:]))) or "–"
-
-
-def _draw(report: MaskReport, folder: Path) -> list[str]:
-    from trueup.data.contact_sheets import draw_sheets
-
-    cases = {domain: found.cases for domain, found in report.found.items()}
-    with progress_bar("drawing") as advance:
-        return [str(file) for file in draw_sheets(report.name, cases, report.structures, folder, advance)]

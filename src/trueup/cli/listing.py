@@ -6,7 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from trueup.bench.settings import check_known
 from trueup.cli.methods_page import HEADS, all_methods, methods_page, table_row
+from trueup.cli.progress import make_grid
 from trueup.data.cards import CARDS, OWN
 from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.streams import STREAMS
@@ -21,33 +23,19 @@ def list_all(
     markdown: bool = typer.Option(False, "--markdown", help="Print the methods as a Markdown page."),
 ) -> None:
     """List the methods, datasets and streams."""
-    from trueup.bench.settings import check_known
-
     if kind:
         check_known(kind, KINDS, "list")
     if markdown:
         typer.echo(methods_page(), nl=False)
         return
-    console = Console()
-    if kind in ("", "methods"):
-        console.print(_methods())
-    if kind in ("", "datasets"):
-        console.print(_datasets())
-    if kind in ("", "streams"):
-        console.print(_streams())
-    if kind == "hyper":
-        console.print(_hyper())
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column)
-    return table
+    tables = {"methods": _methods, "datasets": _datasets, "streams": _streams, "hyper": _hyper}
+    for name, table in tables.items():
+        if kind == name or (not kind and name != "hyper"):
+            Console().print(table())
 
 
 def _methods() -> Table:
-    table = _table("Methods", *HEADS[:-1])
+    table = make_grid(HEADS[:-1], title="Methods")
     for column, width in zip(table.columns, (10, 10, 10, 11, 11, 7, 6), strict=True):
         column.min_width, column.overflow = width, "fold"
     for name, tasks, method in all_methods():
@@ -56,14 +44,14 @@ def _methods() -> Table:
 
 
 def _hyper() -> Table:
-    table = _table("Hyper-parameters and their defaults", "method", "tasks", "values")
+    table = make_grid(("method", "tasks", "values"), title="Hyper-parameters and their defaults")
     for name, tasks, method in all_methods():
         table.add_row(name, ", ".join(tasks), ", ".join(f"{k}={v!r}" for k, v in method.hyperparameters().items()))
     return table
 
 
 def _datasets() -> Table:
-    table = _table("Datasets", "name", "title", "classes", "domains", "size")
+    table = make_grid(("name", "title", "classes", "domains", "size"), title="Datasets")
     for card in CARDS.values():
         size = f"{card.images:,} {'cases' if card.name in NAMES else 'images'}"
         table.add_row(card.name, card.title, str(card.classes), str(len(card.domains)), size)
@@ -73,7 +61,7 @@ def _datasets() -> Table:
 
 
 def _streams() -> Table:
-    table = _table("Streams", "name", "order of the images")
+    table = make_grid(("name", "order of the images"), title="Streams")
     for name, function in STREAMS.items():
         table.add_row(name, (function.__doc__ or "").strip().splitlines()[0])
     return table

@@ -90,9 +90,8 @@ def section(name: str) -> list[str]:
     if info.settings:
         lines += ["", f"*Published settings:* {info.settings}"]
     classes = [get_method(name, task) for task in TASKS if name in list_methods(task)]
-    modules = dict.fromkeys(
-        inspect.getmodule(base) for c in classes for base in reversed(c.__mro__) if _of_methods(base)
-    )
+    bases = [base for c in classes for base in reversed(c.__mro__) if base.__module__.startswith("trueup.methods.")]
+    modules = dict.fromkeys(map(inspect.getmodule, bases))
     texts = [f"- *Differs:* {text}" for module in modules if module is not None for text in departures(module)]
     return lines + (["", *texts] if texts else [])
 
@@ -114,10 +113,6 @@ def departures(module: ModuleType) -> list[str]:
             continue
         unfinished = line + 1 if alone and not text.endswith(".") else -1
     return [text if text.endswith(".") else f"{text}." for text in texts]
-
-
-def _of_methods(cls: type) -> bool:
-    return cls.__module__.startswith("trueup.methods.")
 
 
 def _format(value: Any) -> str:

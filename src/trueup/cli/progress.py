@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table as Grid
 
 from trueup.bench.jobs import Job
 from trueup.bench.records import Record
@@ -49,14 +51,15 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _columns() -> tuple[Any, ...]:
-    return TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()
+def _progress() -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (done, total) that moves a progress bar, which appears with the first call."""
-    with Progress(*_columns(), console=Console(stderr=True), transient=True) as progress:
+    with _progress() as progress:
         task: list[TaskID] = []
 
         def advance(done: int, of: int) -> None:
@@ -72,7 +75,7 @@ class SweepBars:
     """Progress bars of a sweep: one for all runs, with the time left, and one for each active job."""
 
     def __init__(self, todo: Plan) -> None:
-        self.progress = Progress(*_columns(), console=Console(stderr=True), transient=True)
+        self.progress = _progress()
         runs, trainings = len(todo.waiting), len(todo.trainings)
         self.training = self.progress.add_task("trainings", total=trainings, visible=trainings > 0)
         self.all = self.progress.add_task("runs", total=runs)
@@ -106,6 +109,12 @@ def run_with_bars(todo: Plan, *, workers: int | None = None, device: str = "cpu"
         return run_plan(todo, workers=workers, device=device, on_event=bars)
 
 
+def print_counts(todo: Plan) -> None:
+    """Print how many runs and trainings of a plan are done and to do."""
+    counts = f"{len(todo.runs)} runs: {len(todo.done_here)} done, {len(todo.waiting)} to run; "
+    Console().print(f"{counts}{len(todo.trainings)} source models to train", highlight=False)
+
+
 def print_failures(failures: Iterable[Record], scenario_of: Callable[[Record], str] | None = None) -> None:
     """Print a line for each failed run."""
     for record in failures:
@@ -113,6 +122,22 @@ def print_failures(failures: Iterable[Record], scenario_of: Callable[[Record], s
         scenario, network = (f" in {scenario_of(run)}", "") if scenario_of else ("", f", {run['network']}")
         name = f"{run['method']}{scenario} on {run['dataset']}/{run['target']}{network}, seed {run['seed']}"
         Console().print(f"[red]failed:[/] {name}: {record['error']}", highlight=False, soft_wrap=True)
+
+
+def make_grid(left: Iterable[str], right: Iterable[str] = (), **look: Any) -> Grid:
+    """Return an empty grid without lines, with columns aligned left and then columns aligned right."""
+    grid = Grid(box=None, pad_edge=False, header_style="dim", title_justify="left", title_style="bold", **look)
+    for name in left:
+        grid.add_column(name)
+    for name in right:
+        grid.add_column(name, justify="right")
+    return grid
+
+
+def print_table(table: Table) -> None:
+    """Print a table of results, in colour if the terminal has it."""
+    console = Console()
+    typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
 
 
 def write_tables(tables: Sequence[Table], path: Path) -> None:

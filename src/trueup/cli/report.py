@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from trueup.bench.records import Record, read_records
+from trueup.cli.progress import print_table
 from trueup.report.figures import save_figure
 from trueup.report.page import render_page
 from trueup.report.palette import curve_labels
@@ -89,8 +90,7 @@ def _short_names(one: Path, other: Path) -> tuple[str, str]:
 
 
 def print_tables(records: Sequence[Record], metric: str | None = None) -> None:
-    """Print the tables, in colour if the terminal has it."""
-    console = Console()
+    """Print the tables of records."""
     for table in make_tables(records, metric=metric):
-        typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+        print_table(table)
         typer.echo()

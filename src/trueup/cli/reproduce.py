@@ -8,15 +8,13 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table as Grid
 
 from trueup.bench.estimate import format_duration, total_seconds
 from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan
 from trueup.cli import options
-from trueup.cli.options import passed
-from trueup.cli.progress import FORMS, print_failures, run_with_bars
+from trueup.cli.progress import FORMS, make_grid, print_failures, print_table, run_with_bars
 from trueup.report.figures import save_figure
 from trueup.report.palette import curve_labels
 from trueup.report.paper_table import compare_with_paper
@@ -59,7 +57,7 @@ def reproduce(
     if not name:
         list_recipes()
         return
-    flags = passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = options.passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
         print_estimate(wanted, out, checkpoints, device)
@@ -69,9 +67,8 @@ def reproduce(
 
 def list_recipes() -> None:
     """Print the names and titles of all recipes."""
-    grid = Grid(box=None, pad_edge=False, header_style="dim")
-    for column in ("name", "title", "figures"):
-        grid.add_column(column, no_wrap=column == "name")
+    grid = make_grid(("name", "title", "figures"))
+    grid.columns[0].no_wrap = True
     for name, recipe in recipes().items():
         grid.add_row(name, recipe.title, ", ".join(recipe.figures))
     console = Console()
@@ -90,7 +87,7 @@ def run_reproduction(
         records, failures = summary.records, summary.failures
     console = Console()
     table = table_of(wanted, records)
-    typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+    print_table(table)
     print_failures(failures)
     out.mkdir(parents=True, exist_ok=True)
     path = out / name_of(wanted)
@@ -138,9 +135,7 @@ def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, devi
         return
     todo = plan(wanted, out, checkpoints=checkpoints, device=device)
     datasets = {name: todo.open(name, wanted.reading_of(name)) for name in wanted.dataset}
-    grid = Grid(box=None, pad_edge=False, header_style="dim")
-    for column in ("dataset", "network", "methods", "targets", "seeds", "runs", "done"):
-        grid.add_column(column, justify="right" if column in ("targets", "seeds", "runs", "done") else "left")
+    grid = make_grid(("dataset", "network", "methods"), ("targets", "seeds", "runs", "done"))
     groups: dict[tuple[str, str], list[Any]] = {}
     for run in todo.runs:
         groups.setdefault((run.dataset, run.network), []).append(run)

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from trueup.bench import sweep
 from trueup.cli import options
-from trueup.cli.options import passed
 
 
 def run(
@@ -40,7 +39,7 @@ def run(
 ) -> None:
     """Run one method on one stream and print its record; a missing source model is trained first."""
     training = options.training_settings(training, resize, limits, mean, std, grey)
-    settings = passed(
+    settings = options.passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, seed=seed, stream=stream, stream_options=stream_options, batch=batch, limit=limit,
         reset=reset, select=select, plugin=plugin,

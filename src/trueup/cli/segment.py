@@ -97,11 +97,8 @@ def check_volume_flags(volumes: bool, **flags: Any) -> None:
     if volumes and "model" in given:
         raise ValueError("--model is from `trueup train`, whose networks are 2-D: give --arch, --weights and --classes")
     if others := [name for name in (("size", "grey") if volumes else ("window", "overlap")) if name in given]:
-        why = (
-            "is not used with --volumes: a 3-D network sees one channel, in a --window"
-            if volumes
-            else "needs --volumes"
-        )
+        unused = "is not used with --volumes: a 3-D network sees one channel, in a --window"
+        why = unused if volumes else "needs --volumes"
         raise ValueError(f"--{others[0]} {why}")
 
 

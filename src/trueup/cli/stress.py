@@ -8,17 +8,14 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from trueup.bench.records import FILE, Record
 from trueup.bench.settings import read_settings
 from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, label_of, make_stress, scenario_of
 from trueup.bench.sweep import Plan, plan, sort_records
 from trueup.cli import options
-from trueup.cli.options import passed
-from trueup.cli.progress import FORMS, print_failures, run_with_bars, write_tables
+from trueup.cli.progress import FORMS, make_grid, print_counts, print_failures, print_table, run_with_bars, write_tables
 from trueup.report.heatmap import heatmap
-from trueup.report.render import render_table
 from trueup.report.stress_tables import StressTest, stress_tests
 
 SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; repeatable; default all.")
@@ -71,7 +68,7 @@ def stress(
 ) -> None:
     """Test methods in difficult scenarios and compare each with the frozen source."""
     training = options.training_settings(training, resize, limits, mean, std, grey)
-    flags = passed(
+    flags = options.passed(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
     )  # fmt: skip
@@ -106,25 +103,26 @@ def run_stress(todo: Plan, **options: Any) -> StressOutcome:
     summary = run_with_bars(todo, **options)
     records = sort_records(summary.records, todo.runs) if summary.records else []
     tests = stress_tests(records, scenario_of, order=list(SCENARIOS), label=label_of)
-    names = [todo.folder / ("stress" if len(tests) == 1 else f"stress-{_plain(each)}") for each in tests]
-    for each, name in zip(tests, names, strict=True):
-        write_tables(each.tables(), name)
-    pictures = [list(heatmap(each, Path(f"{name}.png"))) for each, name in zip(tests, names, strict=True)]
+    names, pictures = list[Path](), list[list[Path]]()
+    for test in tests:
+        words = "".join(c if c.isalnum() else " " for c in test.title).split()
+        names.append(todo.folder / ("stress" if len(tests) == 1 else f"stress-{'-'.join(words)}"))
+        write_tables(test.tables(), names[-1])
+        pictures.append(heatmap(test, Path(f"{names[-1]}.png")))
     return StressOutcome(len(summary.records), tests, list(summary.failures), names, pictures)
 
 
 def print_outcome(outcome: StressOutcome, out: Path) -> None:
     """Print the tables, the failures and the files."""
-    console = Console()
     for test in outcome.tests:
         for table in test.tables()[:2]:
-            typer.echo(render_table(table, "terminal", color=console.is_terminal, width=max(60, console.width)))
+            print_table(table)
     print_failures(outcome.failures, scenario_of)
     lines = [f"{outcome.records} records in {out / FILE}"]
     for table_file, pictures in zip(outcome.tables, outcome.pictures, strict=True):
         lines.append(f"tables in {table_file}.md, .tex and .csv")
         lines.append(f"picture in {' and '.join(map(str, pictures))}")
-    console.print("\n".join(lines), highlight=False, soft_wrap=True)
+    Console().print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
 def outcome_values(outcome: StressOutcome) -> dict[str, Any]:
@@ -150,10 +148,6 @@ def _test_values(test: StressTest) -> dict[str, Any]:
     return {"title": test.title, "metric": test.metric.name, "methods": methods, "notes": list(test.notes)}
 
 
-def _plain(test: StressTest) -> str:
-    return "-".join("".join(c if c.isalnum() else " " for c in test.title).split())
-
-
 def plan_values(todo: Plan) -> dict[str, Any]:
     """Return each scenario with its description and finished runs, and the counts of the whole plan."""
     settings = [run.model_dump(mode="json") for run in todo.runs]
@@ -170,15 +164,10 @@ def plan_values(todo: Plan) -> dict[str, Any]:
 def print_scenarios(todo: Plan) -> None:
     """Print the scenarios of a plan."""
     planned = plan_values(todo)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("scenario", "what happens"):
-        table.add_column(name)
-    for name in ("runs", "done"):
-        table.add_column(name, justify="right")
+    table = make_grid(("scenario", "what happens"), ("runs", "done"))
     for scenario in planned["scenarios"]:
         table.add_row(*(str(scenario[key]) for key in ("name", "meaning", "runs", "done")))
     console = Console()
     console.print(table)
     console.print(f"methods: {'; '.join(planned['methods'])}", highlight=False)
-    counts = f"{planned['runs']} runs: {planned['done']} done, {planned['waiting']} to run; "
-    console.print(f"{counts}{planned['trainings']} source models to train", highlight=False)
+    print_counts(todo)

@@ -46,19 +46,15 @@ def format_number(value: float) -> str:
     return minus_sign(f"{value:.4g}")
 
 
-def format_spread(value: float) -> str:
-    """Return a deviation to append to a number; empty if there is none."""
-    return f" ± {value:.3g}" if math.isfinite(value) and value else ""
-
-
 def shorten(word: str) -> str:
     """Cut a tick label to LONGEST letters; the full text is among the values read out."""
     return word if len(word) <= LONGEST else f"{word[: LONGEST - 1]}…"
 
 
 def points_of(curve: Curve) -> Iterable[tuple[float, float, float]]:
-    """Return x, y and spread of each point; the spread is 0 if the curve has none."""
-    return zip(curve.x, curve.y, curve.spread or (0.0,) * len(curve.y), strict=True)
+    """Return x, y and spread of each point; the spread is 0 if there is none."""
+    spreads = [spread if math.isfinite(spread) else 0.0 for spread in curve.spread] or [0.0] * len(curve.y)
+    return zip(curve.x, curve.y, spreads, strict=True)
 
 
 def value_range(curves: Iterable[Curve], *, zero: bool = False) -> tuple[float, float]:
@@ -66,8 +62,7 @@ def value_range(curves: Iterable[Curve], *, zero: bool = False) -> tuple[float, 
     ends = [0.0] if zero else []
     for curve in curves:
         for _, value, spread in points_of(curve):
-            margin = spread if math.isfinite(spread) else 0.0
-            ends += [value - margin, value + margin] if math.isfinite(value) else []
+            ends += [value - spread, value + spread] if math.isfinite(value) else []
     low, high = (min(ends), max(ends)) if ends else (0.0, 1.0)
     air = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return (low if zero and low == 0 else low - air), (high if zero and high == 0 and low < 0 else high + air)
@@ -170,7 +165,7 @@ def _curve(curve: Curve, x: Scale, y: Scale, number: int, look: Style) -> tuple[
         if not (math.isfinite(value) and math.isfinite(place)) or (y.log and value <= 0) or (x.log and place <= 0):
             pieces.append([])
         else:
-            pieces[-1].append((place, value, spread if math.isfinite(spread) else 0.0))
+            pieces[-1].append((place, value, spread))
     band = line = ""
     for piece in filter(None, pieces):
         points = [(x(place), y(value)) for place, value, _ in piece]
@@ -195,7 +190,7 @@ def _bars(curve: Curve, look: Style, x: Scale, y: Scale, shift: float, wide: flo
             continue
         left = x(place) + shift
         path += f"M{coord(left + 0.5)} {coord(y(0))}V{coord(y(value))}h{coord(wide - 1)}V{coord(y(0))}z"
-        if math.isfinite(spread) and spread:
+        if spread:
             middle, reach = left + wide / 2, min(wide / 4, 4)
             low, high = coord(y(value - spread)), coord(y(value + spread))
             whiskers += f"M{coord(middle)} {low}V{high}M{coord(middle - reach)} {high}h{coord(2 * reach)}"
@@ -211,7 +206,7 @@ def _values(panel: CurvePanel, x: Scale, y: Scale, styles: Styles, *, heights: b
         number = list(styles).index(curve.label)
         for place, value, spread in points_of(curve):
             if math.isfinite(value) and math.isfinite(place) and not (x.log and place <= 0):
-                words = format_number(value) + format_spread(spread)
+                words = format_number(value) + (f" ± {spread:.3g}" if spread else "")
                 drawn = heights and not (y.log and value <= 0)
                 found.setdefault(place, []).append([number, words, float(coord(y(value))) if drawn else None])
     stops, ticks = [], panel.x.ticks

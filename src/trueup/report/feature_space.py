@@ -1,4 +1,4 @@
-"""Figures before and after adaptation: confusion matrices, and the geometry of features."""
+"""Figures before and after adaptation: confusion matrices, the geometry of features, and masks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from trueup.report.figure_spec import (
     BarPanel,
     Curve,
     FigureSpec,
+    ImagePanel,
     LinePanel,
     MatrixPanel,
     Panel,
@@ -27,21 +28,7 @@ FEWEST = 12  # images for t-SNE, at least
 ANSWERS = ("image", "label", "prediction")
 BOTH = ("alignment", "uniformity")
 FEATURES = ("image", "label", "sample", "features")
-
-
-def confusion(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
-    """Draw confusion matrices of source and adapted model, on the target with the largest change."""
-    return [figure for group in detail_groups(records) for figure in _confusion(group, trace)]
-
-
-def embedding(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
-    """Draw t-SNE of the features of the same images before and after adaptation."""
-    return [figure for group in detail_groups(records) for figure in _embedding(group, trace)]
-
-
-def geometry(records: Sequence[Record]) -> list[FigureSpec]:
-    """Draw alignment and uniformity of features: by class, along the stream, and against each other."""
-    return [figure for group in detail_groups(records) for figure in _geometry(group)]
+MASKS = ("examples", "truth", "answer", "structures", "example_names")
 
 
 def confusion_matrix(label: NDArray[Any], prediction: NDArray[Any], classes: int) -> NDArray[np.float64]:
@@ -54,12 +41,10 @@ def confusion_matrix(label: NDArray[Any], prediction: NDArray[Any], classes: int
 
 def largest_change(group: Group, trace: TraceLookup, needs: Collection[str]) -> tuple[str, RunKey, Trace, Trace] | None:
     """Return the target with the largest change, and of its first seed the traces of source and adapted model."""
-    adapted, base, metric = group.adapted, group.base, group.metric
-    if adapted is None or base is None:
-        return None
     changes: dict[str, float] = {}
-    for target in group.targets:
-        mine, theirs = adapted.values(target, metric), base.values(target, metric)
+    variants = [variant for variant in (group.adapted, group.base) if variant]
+    for target in group.targets if len(variants) == 2 else ():
+        mine, theirs = (variant.values(target, group.metric) for variant in variants)
         both = [mine[run] - theirs[run] for run in mine if run in theirs]
         changes |= {target: abs(sum(both)) / len(both)} if both else {}
     for target in sorted(changes, key=lambda name: -changes[name]):
@@ -68,71 +53,67 @@ def largest_change(group: Group, trace: TraceLookup, needs: Collection[str]) -> 
     return None
 
 
-def _confusion(group: Group, trace: TraceLookup) -> list[FigureSpec]:
-    found = largest_change(group, trace, ANSWERS)
-    if found is None or group.base is None or group.adapted is None:
-        return []
-    target, run, before, after = found
-    classes = 1 + max(int(t[name].max()) for t in (before, after) for name in ("label", "prediction"))
-    first, second = (confusion_matrix(t["label"], t["prediction"], classes) for t in (before, after))
-    change = np.nan_to_num(np.abs(np.diag(second) - np.diag(first)), nan=-1.0)
-    shown = np.sort(np.argsort(-change, kind="stable")[:CLASSES]) if classes > CLASSES else np.arange(classes)
-    ticks = tuple(str(k) for k in shown)
-    panels = tuple(
-        MatrixPanel(
-            f"{word}: {label}, {np.mean(t['prediction'] == t['label']):.1%} right".replace("%", " %"),
-            Axis("answer", ticks),
-            Axis("true class", ticks),
-            tuple(tuple(map(float, row)) for row in values[np.ix_(shown, shown)]),
+def confusion(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+    """Draw confusion matrices of source and adapted model, on the target with the largest change."""
+    figures = []
+    for group in detail_groups(records):
+        if not (found := largest_change(group, trace, ANSWERS)):
+            continue
+        target, run, *traces = found
+        classes = 1 + max(int(t[name].max()) for t in traces for name in ("label", "prediction"))
+        first, second = matrices = [confusion_matrix(t["label"], t["prediction"], classes) for t in traces]
+        change = np.nan_to_num(np.abs(np.diag(second) - np.diag(first)), nan=-1.0)
+        shown = np.sort(np.argsort(-change, kind="stable")[:CLASSES])
+        ticks = tuple(str(k) for k in shown)
+        panels = []
+        for word, t, values in zip(group.before_after, traces, matrices, strict=True):
+            title = f"{word}, {np.mean(t['prediction'] == t['label']):.1%} right".replace("%", " %")
+            rows = tuple(tuple(map(float, row)) for row in values[np.ix_(shown, shown)])
+            panels.append(MatrixPanel(title, Axis("answer", ticks), Axis("true class", ticks), rows))
+        many = f" The {CLASSES} classes of {classes} whose share of right answers changed most."
+        caption = (
+            "Of the images of a class (row), the share in % that was taken for each class (column); right answers lie "
+            f"on the diagonal.{many if classes > CLASSES else ''} {_where(target, run)} {group.setting}"
         )
-        for word, label, t, values in (
-            ("before", group.base.label, before, first),
-            ("after", group.adapted.label, after, second),
-        )
-    )
-    few = f" The {CLASSES} classes of {classes} whose share of right answers changed most." if classes > CLASSES else ""
-    caption = (
-        f"Of the images of a class (row), the share in % that was taken for each class (column); right answers lie on "
-        f"the diagonal.{few} {_where(target, run)} {group.setting}"
-    )
-    title = f"{group.title}: confusion matrices, on {target}"
-    return [FigureSpec(f"confusion-{group.name}", title, caption, panels)]
+        title = f"{group.title}: confusion matrices, on {target}"
+        figures.append(FigureSpec(f"confusion-{group.name}", title, caption, tuple(panels)))
+    return figures
 
 
 def _where(target: str, run: RunKey) -> str:
     return f"Target {target}, of those with traces the one where adapting changed most; seed {run[0]}."
 
 
-def _embedding(group: Group, trace: TraceLookup) -> list[FigureSpec]:
-    found = largest_change(group, trace, FEATURES)
-    if found is None or group.base is None or group.adapted is None:
-        return []
-    target, run, before, after = found
-    _, mine, theirs = np.intersect1d(before["sample"], after["sample"], return_indices=True)
-    labels = before["label"][before["sample"][mine]]
-    names, counts = np.unique(labels, return_counts=True)
-    common = np.sort(names[np.argsort(-counts, kind="stable")[:COLOURED]])
-    kept = np.isin(labels, common)
-    usable = all(np.isfinite(t["features"]).all() for t in (before, after))
-    if kept.sum() < FEWEST or not usable:
-        return []
-    group_of = tuple(int(i) for i in np.searchsorted(common, labels[kept]))
-    panels = []
-    for title, features in (
-        (f"before: {group.base.label}", before["features"][mine][kept]),
-        (f"after: {group.adapted.label}", after["features"][theirs][kept]),
-    ):
-        at = lay_out(features.astype(np.float64))
-        x, y = (tuple(map(float, column)) for column in at.T)
-        panels.append(ScatterPanel(title, x, y, group_of, tuple(f"class {k}" for k in common)))
-    few = f" The {COLOURED} classes of {len(names)} with most images." if len(names) > COLOURED else ""
-    caption = (
-        f"t-SNE of the features of the same {kept.sum()} images, coloured by true class.{few} It keeps near points "
-        "near, and no more: the axes have no unit, sizes of clusters and distances between them mean nothing, and each "
-        f"panel was laid out on its own, so places do not compare. {_where(target, run)} {group.setting}"
-    )
-    title = f"{group.title}: features before and after adaptation, on {target}"
-    return [FigureSpec(f"features-{group.name}", title, caption, tuple(panels))]
+def embedding(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+    """Draw t-SNE of the features of the same images before and after adaptation."""
+    figures = []
+    for group in detail_groups(records):
+        if not (found := largest_change(group, trace, FEATURES)):
+            continue
+        target, run, before, after = found
+        _, mine, theirs = np.intersect1d(before["sample"], after["sample"], return_indices=True)
+        labels = before["label"][before["sample"][mine]]
+        names, counts = np.unique(labels, return_counts=True)
+        common = np.sort(names[np.argsort(-counts, kind="stable")[:COLOURED]])
+        kept = np.isin(labels, common)
+        usable = all(np.isfinite(t["features"]).all() for t in (before, after))
+        if kept.sum() < FEWEST or not usable:
+            continue
+        group_of = tuple(int(i) for i in np.searchsorted(common, labels[kept]))
+        panels = []
+        both = before["features"][mine], after["features"][theirs]
+        for title, features in zip(group.before_after, both, strict=True):
+            x, y = (tuple(map(float, column)) for column in lay_out(features[kept].astype(np.float64)).T)
+            panels.append(ScatterPanel(title, x, y, group_of, tuple(f"class {k}" for k in common)))
+        few = f" The {COLOURED} classes of {len(names)} with most images." if len(names) > COLOURED else ""
+        caption = (
+            f"t-SNE of the features of the same {kept.sum()} images, coloured by true class.{few} It keeps near points "
+            "near, and no more: the axes have no unit, sizes of clusters and distances between them mean nothing, and "
+            f"each panel was laid out on its own, so places do not compare. {_where(target, run)} {group.setting}"
+        )
+        title = f"{group.title}: features before and after adaptation, on {target}"
+        figures.append(FigureSpec(f"features-{group.name}", title, caption, tuple(panels)))
+    return figures
 
 
 def lay_out(features: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,31 +131,33 @@ def lay_out(features: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(found, dtype=np.float64)
 
 
-def _geometry(group: Group) -> list[FigureSpec]:
-    variant = group.adapted
-    pairs = [pair for target in group.targets for pair in (group.pairs(variant, target).values() if variant else ())]
-    pairs = [p for p in pairs if all(r["results"].get(name) is not None for r in p for name in BOTH)]
-    if not pairs or variant is None or group.base is None:
-        return []
-    labels = group.base.label, variant.label
-    alike = in_common(group)
-    by_class = [panel for name in BOTH for panel in _by_class(pairs, labels, name)]
-    panels: list[Panel] = [*by_class, *_over_stream(alike), _plane(alike)]
-    caption = (
-        "Alignment: the mean squared distance between features of two images of one class; low means that a class is "
-        "held tightly together. Uniformity: the logarithm of the mean of exp(−2 d²) over all pairs; low means that "
-        "features spread over the whole sphere. Low is good for both, and only for both together: a network that gives "
-        f"all images the same features has perfect alignment. {_verdict(pairs, variant.label, group.base.label)} "
-        "Of a class: pairs with at least one image of it. "
-        f"Features have length 1; classes are the true ones. Means over targets and seeds; bars: ± one sample standard "
-        f"deviation over them.{_left_out(group, alike)} "
-        f"{group.setting} {group.seeds}"
-    )
-    title = f"{group.title}: alignment and uniformity of features"
-    return [FigureSpec(f"alignment-uniformity-{group.name}", title, caption, tuple(panels))]
+def geometry(records: Sequence[Record]) -> list[FigureSpec]:
+    """Draw alignment and uniformity of features: by class, along the stream, and against each other."""
+    figures = []
+    for group in detail_groups(records):
+        pairs = [pair for t in group.targets if group.adapted for pair in group.pairs(group.adapted, t).values()]
+        pairs = [p for p in pairs if all(r["results"].get(name) is not None for r in p for name in BOTH)]
+        if not pairs or group.adapted is None or group.base is None:
+            continue
+        labels = group.base.label, group.adapted.label
+        alike = in_common(group)
+        by_class = [panel for name in BOTH for panel in _by_class(pairs, labels, name)]
+        panels: list[Panel] = [*by_class, *_over_stream(alike), _plane(alike)]
+        caption = (
+            "Alignment: the mean squared distance between features of two images of one class; low means that a class "
+            "is held tightly together. Uniformity: the logarithm of the mean of exp(−2 d²) over all pairs; low means "
+            "that features spread over the whole sphere. Low is good for both, and only for both together: a network "
+            f"that gives all images the same features has perfect alignment. {_verdict(pairs, *labels)} "
+            "Of a class: pairs with at least one image of it. Features have length 1; classes are the true ones. Means "
+            "over targets and seeds; bars: ± one sample standard deviation over them."
+            f"{_left_out(group, alike)} {group.setting} {group.seeds}"
+        )
+        title = f"{group.title}: alignment and uniformity of features"
+        figures.append(FigureSpec(f"alignment-uniformity-{group.name}", title, caption, tuple(panels)))
+    return figures
 
 
-def _verdict(pairs: Sequence[tuple[Record, Record]], after: str, before: str) -> str:
+def _verdict(pairs: Sequence[tuple[Record, Record]], before: str, after: str) -> str:
     """Say how adaptation changed alignment and uniformity."""
     words = []
     for name in BOTH:
@@ -270,3 +253,44 @@ def _plane(alike: Mapping[str, Sequence[Record]]) -> LinePanel:
             curves.append(Curve(label, (float(x),), (float(y),)))
     title = "both: the lower left is good"
     return LinePanel(title, Axis("uniformity (low is good)"), Axis("alignment (low is good)"), tuple(curves))
+
+
+def mask_examples(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+    """Draw, for each target, the last images of the stream of its first seed, before and after adaptation."""
+    figures = []
+    groups = [group for group in detail_groups(records) if group.metric.name == "dice"]
+    for group, target in [(each, target) for each in groups for target in each.targets]:
+        found = group.traced_pair(target, trace, MASKS, "examples")
+        if found is None or group.base is None or group.adapted is None:
+            continue
+        run, before, after = found
+        answers = {group.base.label: before["answer"], group.adapted.label: after["answer"]}
+        panels = [p for i in range(len(before["examples"])) for p in _example(before, answers, i)]
+        caption = (
+            f"The last images of the stream, target {target}, seed {run[0]}: image, truth, and the outlines that "
+            f"{' and '.join(answers)} drew. Dice: of this image alone, mean over structures. {group.setting}"
+        )
+        title = f"{group.title}: masks before and after adaptation, on {target}"
+        name = f"masks-{group.name}-{group.targets.index(target) + 1}"
+        figures.append(FigureSpec(name, title, caption, tuple(panels), 2 + len(answers)))
+    return figures
+
+
+def example_dice(truth: NDArray[Any], answer: NDArray[Any]) -> float:
+    """Return the mean over structures (S, H, W) in the truth or in the answer; NaN if there are none."""
+    a, b = truth.astype(bool), answer.astype(bool)
+    both, total = (a & b).sum(axis=(1, 2)), a.sum(axis=(1, 2)) + b.sum(axis=(1, 2))
+    return float(np.mean(2 * both[total > 0] / total[total > 0])) if total.any() else float("nan")
+
+
+def _example(trace: Trace, answers: Mapping[str, NDArray[Any]], i: int) -> list[ImagePanel]:
+    """Return image, truth and answers side by side."""
+    image, names = trace["examples"][i], [str(name) for name in trace["structures"]]
+    truth = trace["truth"][i]
+    row = [ImagePanel("image", image, {}, str(trace["example_names"][i]))]
+    row.append(ImagePanel("truth", image, dict(zip(names, truth, strict=True))))
+    for label, masks in answers.items():
+        value = example_dice(truth, masks[i])
+        note = "Dice undefined" if np.isnan(value) else f"Dice {100 * value:.1f} %"
+        row.append(ImagePanel(label, image, dict(zip(names, masks[i], strict=True)), note))
+    return row

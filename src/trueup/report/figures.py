@@ -45,27 +45,48 @@ NO_DATE: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDa
 
 def draw_figure(spec: FigureSpec, labels: Sequence[str] = ()) -> Any:
     """Draw a matplotlib figure. `labels` of all figures of a report give a method the same style in each."""
-    import matplotlib
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({**FILES, **FONT}):
-        return _draw(spec, labels or curve_labels([spec]))
+    labels = labels or curve_labels([spec])
+    with rc_context({**FILES, **FONT}):
+        layout = _Layout(spec, labels)
+        wide, high = layout.wide, layout.high
+        figure: Any = Figure(figsize=(wide, high), layout="constrained")
+        FigureCanvasAgg(figure)
+        inside = (0.0, layout.bottom / high, 1.0, 1 - (layout.top + layout.bottom) / high)
+        figure.get_layout_engine().set(rect=inside, w_pad=0.07, h_pad=0.06)
+        left = MARGIN / wide
+        head = {"va": "top", "fontsize": 10, "fontweight": "bold"}
+        foot = {"va": "bottom", "fontsize": 7.5, "color": "0.25", "linespacing": 1.3}
+        for y, lines, look in ((1 - MARGIN / high, layout.title, head), (MARGIN / high, layout.caption, foot)):
+            figure.text(left, y, "\n".join(lines), ha="left", **look).set_in_layout(False)
+        _panels(figure, spec, labels, layout.rows, layout.columns)
+        if layout.keys:
+            at = (left, 1 - layout.head / high)
+            handle = 3.0 if curve_labels([spec]) else 1.2
+            spaces = {"borderpad": 0.1, "borderaxespad": 0, "handlelength": handle, "columnspacing": 1.4}
+            look = {"loc": "upper left", "bbox_to_anchor": at, "ncols": layout.across, "frameon": False, "fontsize": 8}
+            figure.legend(handles=layout.keys, **look, **spaces, labelspacing=0.3).set_in_layout(False)
+        return figure
 
 
 def save_figure(
     spec: FigureSpec, folder: str | Path, forms: Collection[str] = FORMS, labels: Sequence[str] = ()
 ) -> list[Path]:
     """Write a figure into `folder` in each form, and return the files."""
-    import matplotlib
+    from matplotlib import rc_context
 
     for form in forms:
         check_name(form, FORMS, "form of figures")
     folder, labels, files = Path(folder), labels or curve_labels([spec]), []
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({**FILES, **FONT}):
-        for part in split_pages(spec, labels):
-            figure = _draw(part, labels)
-            for form in forms:
-                files.append(folder / f"{part.name}.{form}")
+    for part in split_pages(spec, labels):
+        figure = draw_figure(part, labels)
+        for form in forms:
+            files.append(folder / f"{part.name}.{form}")
+            with rc_context({**FILES, **FONT}):
                 figure.savefig(files[-1], dpi=200, metadata=NO_DATE.get(form))
     return files
 
@@ -91,7 +112,10 @@ class _Layout:
     def __init__(self, spec: FigureSpec, labels: Sequence[str]) -> None:
         self.columns = max(1, min(spec.columns, len(spec.panels)))
         self.rows = math.ceil(len(spec.panels) / self.columns)
-        self.wide = NARROW if _small(spec) else WIDE
+        self.wide = WIDE
+        if len(spec.panels) == 1 and isinstance(panel := spec.panels[0], CurvePanel):
+            marks = len(panel.curves) * (len(panel.x.ticks) if isinstance(panel, BarPanel) else 1)
+            self.wide = NARROW if marks <= FEW else WIDE
         self.title = textwrap.wrap(spec.title, int(self.wide * 11.5))
         self.caption = textwrap.wrap(spec.caption, int(self.wide * LETTERS))
         self.keys = _keys(spec, labels, int((self.wide - 0.75) / 0.07))
@@ -104,40 +128,6 @@ class _Layout:
         self.bottom = LINE * len(self.caption) + 2 * MARGIN
         self.row = max(_tall(panel, self.wide / self.columns) for panel in spec.panels)
         self.high = self.top + self.bottom + self.rows * self.row
-
-
-def _draw(spec: FigureSpec, labels: Sequence[str]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    layout = _Layout(spec, labels)
-    wide, high = layout.wide, layout.high
-    figure: Any = Figure(figsize=(wide, high), layout="constrained")
-    FigureCanvasAgg(figure)
-    inside = (0.0, layout.bottom / high, 1.0, 1 - (layout.top + layout.bottom) / high)
-    figure.get_layout_engine().set(rect=inside, w_pad=0.07, h_pad=0.06)
-    left, caption = MARGIN / wide, "\n".join(layout.caption)
-    _text(figure, left, 1 - MARGIN / high, "\n".join(layout.title), va="top", fontsize=10, fontweight="bold")
-    _text(figure, left, MARGIN / high, caption, va="bottom", fontsize=7.5, color="0.25", linespacing=1.3)
-    _panels(figure, spec, labels, layout.rows, layout.columns)
-    if layout.keys:
-        at = (left, 1 - layout.head / high)
-        handle = 3.0 if curve_labels([spec]) else 1.2
-        spaces = {"borderpad": 0.1, "borderaxespad": 0, "handlelength": handle, "columnspacing": 1.4}
-        look = {"loc": "upper left", "bbox_to_anchor": at, "ncols": layout.across, "frameon": False, "fontsize": 8}
-        figure.legend(handles=layout.keys, **look, **spaces, labelspacing=0.3).set_in_layout(False)
-    return figure
-
-
-def _small(spec: FigureSpec) -> bool:
-    """Return True if a narrow figure is enough."""
-    if len(spec.panels) > 1 or not isinstance(panel := spec.panels[0], CurvePanel):
-        return False
-    return len(panel.curves) * (len(panel.x.ticks) if isinstance(panel, BarPanel) else 1) <= FEW
-
-
-def _text(figure: Any, x: float, y: float, words: str, **look: Any) -> None:
-    figure.text(x, y, words, ha="left", **look).set_in_layout(False)
 
 
 def _tall(panel: Panel, wide: float) -> float:

@@ -84,6 +84,11 @@ class Group:
         means = [mean_of(some) for some in values if some]
         return len(means), mean_of(means) if means else 0.0
 
+    @property
+    def before_after(self) -> tuple[str, str]:
+        """Titles of panels of the source and of the variant beside it."""
+        return f"before: {self.base and self.base.label}", f"after: {self.adapted and self.adapted.label}"
+
     def pairs(self, variant: Variant, target: str) -> dict[RunKey, tuple[Record, Record]]:
         """Return the source's record and the variant's on the same stream, by seed."""
         theirs = self.base.runs.get(target, {}) if self.base else {}
@@ -135,7 +140,12 @@ class HyperSweep:
 def group_runs(records: Iterable[Record], *, apart: Collection[str] = ()) -> list[Group]:
     """Group finished runs. Settings named in `apart` may differ inside a group, and are part of the place."""
     found = group_by_settings(filter(is_finished, latest_records(records)), apart)
-    settings = [_flat(some[0], apart) for some in found]
+    settings = []
+    for some in found:
+        shared = shared_settings(some[0], apart)
+        source = {f"source {name}": value for name, value in shared.pop("source").items()}
+        # In the order of naming.
+        settings.append({name: shared[name] for name in ("dataset", *ORDER) if name in shared} | shared | source)
     place = target_of if not apart else lambda r: (target_of(r), *(r["settings"].get(name) for name in apart))
     groups: list[Group] = []
     for title, some in zip(_titles(settings), found, strict=True):
@@ -147,15 +157,12 @@ def group_runs(records: Iterable[Record], *, apart: Collection[str] = ()) -> lis
 
 def detail_groups(records: Iterable[Record]) -> list[Group]:
     """Pick, of groups that differ only in batch size, the one with most variants, then with the largest batches."""
-    best: dict[str, Group] = {}
+    best: dict[str, tuple[tuple[int, int], Group]] = {}
     for group in group_runs(records):
         key = json_key(shared_settings(group.records[0], ("batch",)))
-        best[key] = max(best.get(key, group), group, key=_weight)
-    return list(best.values())
-
-
-def _weight(group: Group) -> tuple[int, int]:
-    return len(group.variants), group.records[0]["settings"].get("batch") or 0
+        weight = len(group.variants), group.records[0]["settings"].get("batch") or 0
+        best[key] = max(best.get(key, (weight, group)), (weight, group), key=lambda each: each[0])
+    return [group for _, group in best.values()]
 
 
 def hyper_sweeps(variants: Sequence[Variant]) -> list[HyperSweep]:
@@ -168,14 +175,6 @@ def hyper_sweeps(variants: Sequence[Variant]) -> list[HyperSweep]:
             before = found[key].variants if key in found else ()
             found[key] = HyperSweep(variant.method, name, (*before, variant), rest)
     return [sweep for sweep in found.values() if len(sweep.variants) >= SWEPT]
-
-
-def _flat(record: Record, apart: Collection[str]) -> dict[str, Any]:
-    """Return the settings of a group, with those of source training, in the order of naming."""
-    settings = shared_settings(record, apart)
-    source = {f"source {name}": value for name, value in settings.pop("source").items()}
-    first = {name: settings[name] for name in ("dataset", *ORDER) if name in settings}
-    return first | settings | source
 
 
 def _titles(groups: Sequence[Mapping[str, Any]]) -> list[str]:

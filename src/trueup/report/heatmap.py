@@ -26,18 +26,16 @@ def heatmap(test: StressTest, path: Path) -> list[Path]:
     axis = figure.add_subplot()
     for y, row in enumerate(test.rows):
         _row(axis, test, row, y)
-    axis.set_xlim(-0.5, columns + GAP + 0.5)
-    axis.set_ylim(rows - 0.5, -0.5)
+    axis.set(xlim=(-0.5, columns + GAP + 0.5), ylim=(rows - 0.5, -0.5))
     axis.set_yticks(range(rows), [row.label for row in test.rows], fontsize=9)
     axis.set_xticks([*range(columns), columns + GAP], [*test.scenarios, "worst"], fontsize=9)
     axis.tick_params(length=0, top=False, bottom=False, labeltop=True, labelbottom=False)
     for text in axis.get_xticklabels():
         text.set(rotation=40, ha="left", rotation_mode="anchor")
     axis.spines[:].set_visible(False)
-    percent = test.metric.title.partition(",")[0]
-    figure.suptitle(f"{test.title}: {percent} under stress", fontsize=11, fontweight="bold", x=0.01, ha="left")
-    scale = _scale()
-    bar = figure.colorbar(scale, ax=axis, fraction=0.025, pad=0.015, extend="both", aspect=25)
+    title = f"{test.title}: {test.metric.unit} under stress"
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    bar = figure.colorbar(_scale(), ax=axis, fraction=0.025, pad=0.015, extend="both", aspect=25)
     bar.set_label("difference from source, points", fontsize=8)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)

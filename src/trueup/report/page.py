@@ -2,31 +2,21 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 
-from trueup.report.chart_fields import ImageStore
 from trueup.report.chart_marks import hatch_patterns
-from trueup.report.charts import figure_html
+from trueup.report.charts import ImageStore, figure_html
 from trueup.report.figure_spec import FigureSpec
 from trueup.report.metrics import METRICS
-from trueup.report.page_compare import (
-    Pairing,
-    comparison_text,
-    difference_tables,
-    failed_pairs,
-    pair_runs,
-    run_names,
-)
+from trueup.report.page_compare import comparison_html, difference_tables, pair_runs
 from trueup.report.page_headline import headline, warnings
 from trueup.report.page_markup import embed_gzip, embed_json, escape, plural
 from trueup.report.page_runs import run_columns, runs_table
-from trueup.report.page_tables import TableGroup, packed_views, table_groups, tables_html
+from trueup.report.page_tables import TableGroup, Views, packed_views, table_groups, tables_html
 from trueup.report.palette import curve_labels
-from trueup.report.tables import Table
 from trueup.report.variants import Record, is_finished, latest_records, target_of
 
-Views = Mapping[str, tuple[str, Mapping[str, Table]]]
 OPEN = 6  # tables; further ones are folded
 
 
@@ -48,19 +38,17 @@ def render_page(
     compared: Views = {f"c{i}": view for i, view in enumerate(difference_tables(pairing, names) if pairing else [])}
     sections = {
         "Results": _results(groups, results),
-        "Comparison": _comparison(pairing, compared, names),
+        "Comparison": _heading("Comparison") + comparison_html(pairing, compared, names) if pairing else "",
         "Figures": _figures(figures),
         "Runs": _runs(every),
     }
     there = {name: inside for name, inside in sections.items() if inside}
     top = f'<header class="top"><h1>{escape(title)}</h1><div class="lede">{headline(every, groups)}</div></header>'
-    body = top + warnings(every, groups) + "".join(_section(name, inside) for name, inside in there.items())
+    body = top + warnings(every, groups)
+    for name, inside in there.items():
+        body += f'<section id="{name.lower()}" aria-labelledby="{name.lower()}-title">{inside}</section>'
     data = embed_json("runs-data", run_columns(every)) + embed_gzip("views-data", packed_views({**results, **compared}))
     return _document(title, list(there), body, data, max(str(record.get("finished") or "") for record in every))
-
-
-def _section(name: str, inside: str) -> str:
-    return f'<section id="{name.lower()}" aria-labelledby="{name.lower()}-title">{inside}</section>'
 
 
 def _heading(name: str) -> str:
@@ -82,17 +70,13 @@ def _results(groups: Sequence[TableGroup], views: Views) -> str:
         choices += _select("settings", "Table", settings)
     search = _search("filter-methods", "Methods", "filter by name")
     parts = [tables_html(number, title, tables) for number, (title, tables) in views.items()]
+    more = f'<details class="more"><summary>{plural(len(parts) - OPEN, "more table")}</summary>'
+    folded = f"{more}{''.join(parts[OPEN:])}</details>" if len(parts) > OPEN else ""
     return (
         f'<div class="tools">{_heading("Results")}{choices}{search}</div>'
-        f'<div class="blocks">{"".join(parts[:OPEN])}{_folded(parts[OPEN:])}</div>'
+        f'<div class="blocks">{"".join(parts[:OPEN])}{folded}</div>'
         '<p class="empty" hidden>Nothing matches; choose another target or clear the filter.</p>'
     )
-
-
-def _folded(parts: Sequence[str]) -> str:
-    if not parts:
-        return ""
-    return f'<details class="more"><summary>{plural(len(parts), "more table")}</summary>{"".join(parts)}</details>'
 
 
 def _select(name: str, label: str, options: Sequence[tuple[str, str]]) -> str:
@@ -103,22 +87,6 @@ def _select(name: str, label: str, options: Sequence[tuple[str, str]]) -> str:
 def _search(name: str, label: str, hint: str) -> str:
     field = f'<input id="{name}" type="search" placeholder="{hint}" autocomplete="off" spellcheck="false">'
     return f'<label class="tool">{label}{field}</label>'
-
-
-def _comparison(pairing: Pairing | None, views: Views, names: tuple[str, str]) -> str:
-    if pairing is None:
-        return ""
-    parts = [_heading("Comparison"), f'<p class="verdict">{escape(comparison_text(pairing, names))}</p>']
-    parts += [tables_html(number, title, tables) for number, (title, tables) in views.items()]
-    lists: list[tuple[str, Sequence[Record]]] = [(f"in {names[0]} only", pairing.only)]
-    lists += [(f"in {names[1]} only", pairing.other)]
-    lists += [(f"in both, but failed in {where}", some) for where, some in failed_pairs(pairing, names)]
-    for where, some in lists:
-        if some:
-            items = "".join(f"<li>{escape(name)}</li>" for name in run_names(some))
-            summary = f"<summary><strong>{plural(len(some), 'run')}</strong> {escape(where)}</summary>"
-            parts.append(f"<details>{summary}<ul class=runs-list>{items}</ul></details>")
-    return "".join(parts)
 
 
 def _figures(figures: Sequence[FigureSpec]) -> str:

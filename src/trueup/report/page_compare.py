@@ -1,17 +1,16 @@
 """Comparison of two sweeps: pairs of runs with the same settings, their differences, and unpaired runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trueup.report.groups import Group, group_runs
 from trueup.report.metrics import METRICS, Metric
-from trueup.report.page_markup import join_words, minus_sign, plural
-from trueup.report.page_tables import measured_metrics, value_of
+from trueup.report.page_markup import escape, join_words, minus_sign, plural
+from trueup.report.page_tables import Views, measured_metrics, tables_html, value_of
 from trueup.report.tables import Cell, Column, Row, Table
 from trueup.report.variants import (
     Record,
-    Variant,
     is_finished,
     json_key,
     latest_records,
@@ -36,17 +35,16 @@ def pair_runs(records: Sequence[Record], against: Sequence[Record]) -> Pairing:
     theirs = latest_records(against)
     by_id = {record["id"]: i for i, record in enumerate(theirs) if "id" in record}
     by_settings = {_settings(record): i for i, record in enumerate(theirs)}
-    pairs, failed, only, used = [], [], [], set()
+    pairs, failed = list[tuple[Record, Record]](), list[tuple[Record, Record]]()
+    only, used = list[Record](), set[int]()
     for record in latest_records(records):
         at = by_id.get(record.get("id"), by_settings.get(_settings(record)))
         if at is None or at in used:
             only.append(record)
             continue
         used.add(at)
-        if is_finished(record) and is_finished(theirs[at]):
-            pairs.append((record, theirs[at]))
-        else:
-            failed.append((record, theirs[at]))
+        both = is_finished(record) and is_finished(theirs[at])
+        (pairs if both else failed).append((record, theirs[at]))
     left = [record for i, record in enumerate(theirs) if i not in used]
     return Pairing(tuple(pairs), tuple(failed), tuple(only), tuple(left))
 
@@ -68,7 +66,8 @@ def difference_tables(pairing: Pairing, names: tuple[str, str]) -> list[tuple[st
 def _table(group: Group, partner: dict[int, Record], metric: Metric, names: tuple[str, str]) -> Table:
     rows = []
     for variant in group.variants:
-        gaps = [_gaps(variant, target, partner, metric) for target in group.targets]
+        runs = [variant.runs.get(target, {}).values() for target in group.targets]
+        gaps = [differences([(record, partner[id(record)]) for record in some], metric) for some in runs]
         cells = [Cell.over(some) for some in [*gaps, [gap for some in gaps for gap in some]]]
         rows.append(Row(variant.label, variant.method, variant.select, tuple(cells)))
     columns = [*(Column(target, metric, "+") for target in group.targets), Column("all", metric, "+", "all")]
@@ -84,12 +83,10 @@ def _table(group: Group, partner: dict[int, Record], metric: Metric, names: tupl
     )
 
 
-def _gaps(variant: Variant, target: str, partner: dict[int, Record], metric: Metric) -> list[float]:
-    gaps = []
-    for record in variant.runs.get(target, {}).values():
-        mine, theirs = value_of(record, metric), value_of(partner[id(record)], metric)
-        gaps += [mine - theirs] if mine is not None and theirs is not None else []
-    return gaps
+def differences(pairs: Iterable[tuple[Record, Record]], metric: Metric) -> list[float]:
+    """Return the first minus the second, for the pairs that have the metric."""
+    found = [(value_of(mine, metric), value_of(theirs, metric)) for mine, theirs in pairs]
+    return [a - b for a, b in found if a is not None and b is not None]
 
 
 def comparison_text(pairing: Pairing, names: tuple[str, str]) -> str:
@@ -99,8 +96,7 @@ def comparison_text(pairing: Pairing, names: tuple[str, str]) -> str:
         return f"{none}{_apart(pairing, names)}"
     words = [f"{plural(len(pairing.pairs), 'run')} finished in both with the same settings."]
     for metric in (METRICS["accuracy"], METRICS["dice"]):
-        found = [(value_of(mine, metric), value_of(theirs, metric)) for mine, theirs in pairing.pairs]
-        gaps = [a - b for a, b in found if a is not None and b is not None]
+        gaps = differences(pairing.pairs, metric)
         if cell := Cell.over(gaps):
             spread = f" ± {metric.text(cell.std)}" if cell.std is not None else ""
             words.append(
@@ -134,13 +130,21 @@ def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def failed_pairs(pairing: Pairing, names: tuple[str, str]) -> list[tuple[str, list[Record]]]:
-    """Return the runs of both sweeps that failed in the first, in the second, and in both."""
-    sides = ((names[0], (False, True)), (names[1], (True, False)), ("both", (False, False)))
-    return [
-        (where, [mine for mine, theirs in pairing.failed if (is_finished(mine), is_finished(theirs)) == state])
-        for where, state in sides
-    ]
+def comparison_html(pairing: Pairing, views: Views, names: tuple[str, str]) -> str:
+    """Return a summary, the tables of differences, and lists of the runs that could not be compared."""
+    parts = [f'<p class="verdict">{escape(comparison_text(pairing, names))}</p>']
+    parts += [tables_html(number, title, tables) for number, (title, tables) in views.items()]
+    lists: list[tuple[str, Sequence[Record]]]
+    lists = [(f"in {names[0]} only", pairing.only), (f"in {names[1]} only", pairing.other)]
+    for who, state in ((names[0], (False, True)), (names[1], (True, False)), ("both", (False, False))):
+        failed = [mine for mine, other in pairing.failed if (is_finished(mine), is_finished(other)) == state]
+        lists.append((f"in both, but failed in {who}", failed))
+    for where, some in lists:
+        if some:
+            items = "".join(f"<li>{escape(name)}</li>" for name in run_names(some))
+            summary = f"<summary><strong>{plural(len(some), 'run')}</strong> {escape(where)}</summary>"
+            parts.append(f"<details>{summary}<ul class=runs-list>{items}</ul></details>")
+    return "".join(parts)
 
 
 def run_names(records: Sequence[Record]) -> list[str]:
@@ -150,8 +154,8 @@ def run_names(records: Sequence[Record]) -> list[str]:
         settings = record["settings"]
         name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
         found.setdefault(name, []).append(record)
-    seeds = {name: len({str(record["settings"].get("seed")) for record in some}) for name, some in found.items()}
-    return [
-        f"{name}, {seeds_text(some)}{f' ({len(some)} runs)' if len(some) > seeds[name] else ''}"
-        for name, some in found.items()
-    ]
+    names = []
+    for name, some in found.items():
+        seeds = {str(record["settings"].get("seed")) for record in some}
+        names.append(f"{name}, {seeds_text(some)}" + (f" ({len(some)} runs)" if len(some) > len(seeds) else ""))
+    return names

@@ -44,7 +44,14 @@ def _overview(records: Sequence[Record]) -> str:
 def _winner(group: TableGroup, *, alone: bool) -> str:
     """Name the best average and its gain, and say if that is within the deviation over seeds."""
     table, at = group.default, _column(group.default, "average")
-    words = _no_winner(table, at) or _best(table, at, len({run_key(record) for record in group.records}))
+    words = _no_winner(table, at)
+    if not words:
+        seeds, ahead = len({run_key(record) for record in group.records}), _marked(table, at, "best")
+        names = join_words([f"<strong>{escape(row.label)}</strong>{_few(row.cells[at], seeds)}" for row in ahead])
+        kind = f" % {escape(table.metric.title.partition(' in %')[0])}" if table.metric.percent else ""
+        number = f"{_number(table.columns[at], ahead[0].cells[at])}{kind}"
+        words = f"best on average {'is' if len(ahead) == 1 else 'are'} {names} with {number}"
+        words += f"{_gain(table, ahead, seeds)}.{_lead(table, at, ahead)}"
     return upper_first(words) if alone else f"On {escape(group.title)}: {words}"
 
 
@@ -62,16 +69,6 @@ def _no_winner(table: Table, at: int) -> str:
         return "no average can be compared: each is NaN, or an oracle's."
     what = "a seed with every target" if len(there) == 1 else "an average that can be compared"
     return f"only <strong>{escape(ranked[0].label)}</strong> has {what}, so there is nothing to compare."
-
-
-def _best(table: Table, at: int, seeds: int) -> str:
-    ahead = _marked(table, at, "best")
-    names = join_words([f"<strong>{escape(row.label)}</strong>{_few(row.cells[at], seeds)}" for row in ahead])
-    number = _number(table.columns[at], ahead[0].cells[at])
-    verb = "is" if len(ahead) == 1 else "are"
-    kind = f" % {escape(table.metric.title.partition(' in %')[0])}" if table.metric.percent else ""
-    words = f"best on average {verb} {names} with {number}{kind}"
-    return f"{words}{_gain(table, ahead, seeds)}.{_lead(table, at, ahead)}"
 
 
 def _gain(table: Table, ahead: Sequence[Row], seeds: int) -> str:
@@ -128,11 +125,8 @@ def _few(cell: Cell | None, seeds: int) -> str:
 
 def _tally(groups: Sequence[TableGroup]) -> str:
     """Count how often each method is best."""
-    ahead = []
-    for group in groups:
-        at = _column(group.default, "average")
-        ahead.append([row.label for row in _marked(group.default, at, "best")])
-    counts = Counter(label for labels in ahead for label in labels)
+    ahead = [_marked(group.default, _column(group.default, "average"), "best") for group in groups]
+    counts = Counter(row.label for rows in ahead for row in rows)
     words = join_words([f"{escape(label)} in {count}" for label, count in counts.most_common()])
     some = sum(map(bool, ahead))
     where = f"the {some} of {len(groups)} tables that compare averages" if some < len(groups) else f"the {some} tables"
@@ -151,9 +145,17 @@ def _number(column: Column, cell: Cell | None) -> str:
 def warnings(records: Sequence[Record], groups: Sequence[TableGroup]) -> str:
     """Return failed runs and the notes of all tables, folded."""
     failed = [record for record in records if not is_finished(record)]
-    rows = "".join(_failure(record) for record in failed)
     parts = []
     if failed:
+        rows = ""
+        for record in failed:
+            settings, at = record["settings"], record.get("at")
+            name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
+            where = f"<br><code>{escape(at[-1])}</code>" if isinstance(at, list) and at else ""
+            error = f"{escape(record.get('error', 'no results'))}{where}"
+            rows += (
+                f'<tr><th scope="row">{escape(name)}</th><td>{escape(settings.get("seed"))}</td><td>{error}</td></tr>'
+            )
         heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "seed", "error"))
         parts.append(
             f'<details class="alert failures"><summary><strong>{plural(len(failed), "run")} failed</strong> '
@@ -173,12 +175,3 @@ def warnings(records: Sequence[Record], groups: Sequence[TableGroup]) -> str:
             f"</summary><ul>{''.join(items)}</ul></details>"
         )
     return f'<section class="alerts" aria-label="Warnings">{"".join(parts)}</section>' if parts else ""
-
-
-def _failure(record: Record) -> str:
-    settings = record["settings"]
-    name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
-    at = record.get("at")
-    where = f"<br><code>{escape(at[-1])}</code>" if isinstance(at, list) and at else ""
-    error = f"{escape(record.get('error', 'no results'))}{where}"
-    return f'<tr><th scope="row">{escape(name)}</th><td>{escape(settings.get("seed"))}</td><td>{error}</td></tr>'

@@ -1,6 +1,5 @@
 """The list of runs on the page, and all fields of their records for the script."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS
 from trueup.report.page_markup import escape, minus_sign
 from trueup.report.page_tables import value_of
-from trueup.report.variants import Record, is_finished, target_of
+from trueup.report.variants import Record, is_finished, json_key, target_of
 
 SHOWN = ("accuracy", "dice", "seconds")  # metrics of a run
 MOST = 50  # numbers of a list or map; longer ones would fill the page
@@ -27,11 +26,12 @@ def runs_table(records: Sequence[Record]) -> str:
         f'<button type="button">{escape(name)}</button></th>'
         for name, first, kind in [*heads, ("state", "ascending", "word")]
     )
-    called = _labels(records)
+    variants = [variant for group in group_runs(records) for variant in group.variants]
+    called = {id(record): variant.label for variant in variants for record in variant.records}
     body = []
     for i, record in enumerate(records):
         settings = record["settings"]
-        label = called.get(i, str(settings.get("method")))
+        label = called.get(id(record), str(settings.get("method")))
         words = [settings.get("dataset"), target_of(record), settings.get("network"), settings.get("seed")]
         cells = [f"<td>{escape('' if word is None else word)}</td>" for word in [*words, settings.get("stream")]]
         found = [(metric, value_of(record, metric)) for metric in metrics]
@@ -46,33 +46,17 @@ def runs_table(records: Sequence[Record]) -> str:
     )
 
 
-def _labels(records: Sequence[Record]) -> dict[int, str]:
-    """Return the labels that runs have in tables, by their index."""
-    numbers = {id(record): i for i, record in enumerate(records)}
-    return {
-        numbers[id(record)]: variant.label
-        for group in group_runs(records)
-        for variant in group.variants
-        for record in variant.records
-    }
-
-
 def run_columns(records: Sequence[Record]) -> dict[str, Any]:
     """Return each field's distinct values, and the index of each run's value: -1 for none; None if all are alike."""
     flat = [dict(_fields(record)) for record in records]
     paths = list(dict.fromkeys(path for each in flat for path in each))
     values, which = [], []
     for path in paths:
-        seen: dict[str, int] = {}
-        kept: list[Any] = []
-        row = []
-        for each in flat:
-            key = json.dumps(each[path], sort_keys=True) if path in each else ""
-            if key and key not in seen:
-                seen[key] = len(kept)
-                kept.append(each[path])
-            row.append(seen.get(key, -1))
-        values.append(kept)
+        keys = [json_key(each[path]) if path in each else "" for each in flat]
+        found = {key: each[path] for key, each in zip(keys, flat, strict=True) if key}
+        numbers = {key: i for i, key in enumerate(found)}
+        row = [numbers.get(key, -1) for key in keys]
+        values.append(list(found.values()))
         which.append(row if any(row) else None)
     return {"paths": paths, "values": values, "which": which}
 

@@ -12,6 +12,8 @@ from trueup.report.render import LATEX_WIDE, LEGEND, MISSING, has_marks, render_
 from trueup.report.tables import Cell, Column, Row, Table, group_by_settings, make_tables, shared_settings
 from trueup.report.variants import Record, is_finished, json_key
 
+Views = Mapping[str, tuple[str, Mapping[str, Table]]]
+"""Title, and tables by metric, of each block of the page."""
 COPIED = {"markdown": "Markdown", "latex": "LaTeX", "csv": "CSV"}
 MARKS = {"": "{}", "best": "<b>{}</b>", "second": "<u>{}</u>"}
 SPOKEN = {"": "", "best": '<span class="unseen"> best</span>', "second": '<span class="unseen"> second best</span>'}
@@ -73,7 +75,13 @@ def table_html(title: str, table: Table) -> str:
     caption = table.caption + (f" {LEGEND}" if has_marks(table) else "")
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
     size = " many" if len(table.columns) > LATEX_WIDE else ""
-    head = "".join(_head(column) for column in table.columns)
+    head = ""
+    for column in table.columns:
+        kind = f' data-target="{escape(column.name)}"' if column.kind == "target" else ""
+        first = "ascending" if column.metric.lower else "descending"
+        edge = ' class="edge"' if column.kind in EDGES else ""
+        button = f'<button type="button">{escape(column.name)}</button>'
+        head += f'<th scope="col" aria-sort="none" data-first="{first}"{kind}{edge}>{button}</th>'
     body = "".join(_row(row, table) for row in table.rows)
     return (
         f"<h3>{escape(title)} <small>{escape(what)}</small></h3>"
@@ -85,7 +93,7 @@ def table_html(title: str, table: Table) -> str:
     )
 
 
-def packed_views(made: Mapping[str, tuple[str, Mapping[str, Table]]]) -> dict[str, Any]:
+def packed_views(made: Views) -> dict[str, Any]:
     """Return all views and copied forms by block and metric, as the page's script looks them up."""
     return {
         number: {
@@ -96,21 +104,10 @@ def packed_views(made: Mapping[str, tuple[str, Mapping[str, Table]]]) -> dict[st
     }
 
 
-def _head(column: Column) -> str:
-    kind = f' data-target="{escape(column.name)}"' if column.kind == "target" else ""
-    first = "ascending" if column.metric.lower else "descending"
-    edge = ' class="edge"' if column.kind in EDGES else ""
-    return (
-        f'<th scope="col" aria-sort="none" data-first="{first}"{kind}{edge}>'
-        f'<button type="button">{escape(column.name)}</button></th>'
-    )
-
-
 def _row(row: Row, table: Table) -> str:
     cells = []
     for at, (column, cell) in enumerate(zip(table.columns, row.cells, strict=True)):
-        below = [other.cells[at] for other in table.rows]
-        room = max(len(column.text(other)[1]) for other in below if other) if any(below) else 0
+        room = max((len(column.text(below)[1]) for other in table.rows if (below := other.cells[at])), default=0)
         cells.append(_cell(column, cell, room))
     return f'<tr><th scope="row">{escape(row.label)}</th>{"".join(cells)}</tr>'
 

@@ -12,7 +12,6 @@ from trueup.report.chart_curves import FEW, LONGEST, shorten
 from trueup.report.figure_spec import (
     Axis,
     BarPanel,
-    Curve,
     CurvePanel,
     ImagePanel,
     LinePanel,
@@ -42,12 +41,8 @@ def bar_style(label: str, labels: Sequence[str]) -> dict[str, Any]:
     """Return matplotlib's arguments for its bars, hatched so that they differ in grey."""
     look = style(label, labels)
     hatch = "" if look.marker == "*" else HATCHES[MARKERS.index(look.marker)]
-    return {
-        "facecolor": look.colour if look.marker != "*" else "0.35",
-        "edgecolor": "white",
-        "hatch": hatch,
-        "linewidth": 0,
-    }
+    face = look.colour if look.marker != "*" else "0.35"
+    return {"facecolor": face, "edgecolor": "white", "hatch": hatch, "linewidth": 0}
 
 
 def _lines(axis: Any, panel: LinePanel, labels: Sequence[str]) -> None:
@@ -59,20 +54,19 @@ def _lines(axis: Any, panel: LinePanel, labels: Sequence[str]) -> None:
             step = max(1, len(x) // 6)
             look["markevery"] = (i * 2 % step, step)
         axis.plot(x, y, zorder=3 if look["marker"] == "*" else 4, **look)
-        if curve.spread:
-            _spread(axis, curve, look["color"])
+        if curve.spread and len(x) > DENSE:
+            low, high = y - curve.spread, y + curve.spread
+            axis.fill_between(x, low, high, color=look["color"], alpha=0.13, linewidth=0, zorder=2)
+        elif curve.spread:
+            _whiskers(axis, x, y, curve.spread, ecolor=look["color"], elinewidth=0.9, capsize=2)
     axis.margins(x=0.04, y=0.08)
     if panel.x.ticks:
         axis.set_xlim(-0.35, len(panel.x.ticks) - 0.65)
 
 
-def _spread(axis: Any, curve: Curve, colour: str) -> None:
-    x, y, spread = np.array(curve.x), np.array(curve.y), np.array(curve.spread)
-    if len(x) > DENSE:
-        axis.fill_between(x, y - spread, y + spread, color=colour, alpha=0.13, linewidth=0, zorder=2)
-    else:
-        there = np.isfinite(spread)
-        axis.errorbar(x[there], y[there], spread[there], fmt="none", ecolor=colour, elinewidth=0.9, capsize=2, zorder=3)
+def _whiskers(axis: Any, x: Any, y: Any, spread: Sequence[float], **look: Any) -> None:
+    there = np.isfinite(spread) & np.isfinite(y)
+    axis.errorbar(x[there], y[there], np.array(spread)[there], fmt="none", zorder=3, **look)
 
 
 def _bars(axis: Any, panel: BarPanel, labels: Sequence[str]) -> None:
@@ -83,11 +77,7 @@ def _bars(axis: Any, panel: BarPanel, labels: Sequence[str]) -> None:
         y = np.array(curve.y)
         axis.bar(x, y, width=0.92 * wide, zorder=2, **bar_style(curve.label, labels))
         if curve.spread:
-            spread = np.array(curve.spread)
-            there = np.isfinite(spread) & np.isfinite(y)
-            axis.errorbar(
-                x[there], y[there], spread[there], fmt="none", ecolor="0.1", elinewidth=0.7, capsize=1.5, zorder=3
-            )
+            _whiskers(axis, x, y, curve.spread, ecolor="0.1", elinewidth=0.7, capsize=1.5)
     axis.grid(visible=False, axis="x")
     if len(panel.x.ticks) > 1 and panel.x.ticks[-1] == "average":
         axis.axvline(len(panel.x.ticks) - 1.5, color="0.75", linewidth=0.8)
@@ -97,8 +87,7 @@ def _bars(axis: Any, panel: BarPanel, labels: Sequence[str]) -> None:
 
 def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
     """Set titles, grid and ticks."""
-    axis.set_xlabel(x.title)
-    axis.set_ylabel(y.title)
+    axis.set(xlabel=x.title, ylabel=y.title)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color("0.5")
     axis.grid(visible=True, color="0.9", linewidth=0.6)
@@ -106,33 +95,20 @@ def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
     axis.tick_params(labelsize=7.5, color="0.5", length=3)
     if x.log:
         axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(_plain)
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if y.log:
         axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(_plain)
-    if x.ticks:
-        _name_ticks(axis, x.ticks)
-    elif own := _own_ticks(x, values):
-        axis.set_xticks(own, [f"{value:g}" for value in own])
-        axis.minorticks_off()
-
-
-def _own_ticks(x: Axis, values: Sequence[float]) -> list[float]:
-    """Return the numbers themselves as ticks, if they are few and short."""
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     found = sorted({value for value in values if np.isfinite(value)})
-    brief = all(len(f"{value:g}") <= 4 for value in found)
-    return found if (len(found) <= 10 if x.log else len(found) <= FEW and brief) else []
-
-
-def _plain(value: float, _: Any) -> str:
-    return f"{value:g}"
-
-
-def _name_ticks(axis: Any, ticks: Sequence[str]) -> None:
-    axis.set_xticks(range(len(ticks)), tick_labels(ticks))
-    if _turned(ticks, axis.figure.get_figwidth() / max(1, axis.get_gridspec().ncols)):
-        for text in axis.get_xticklabels():
-            text.set(rotation=TURN, ha="right", rotation_mode="anchor")
+    words = [f"{value:g}" for value in found]
+    if x.ticks:
+        axis.set_xticks(range(len(x.ticks)), tick_labels(x.ticks))
+        if _turned(x.ticks, axis.figure.get_figwidth() / max(1, axis.get_gridspec().ncols)):
+            for text in axis.get_xticklabels():
+                text.set(rotation=TURN, ha="right", rotation_mode="anchor")
+    elif found and (len(found) <= 10 if x.log else len(found) <= FEW and max(map(len, words)) <= 4):
+        axis.set_xticks(found, words)  # the numbers themselves, few and short
+        axis.minorticks_off()
 
 
 def tick_labels(words: Sequence[str]) -> list[str]:
@@ -169,8 +145,7 @@ def _matrix(axis: Any, panel: MatrixPanel, labels: Sequence[str]) -> None:
     small = 7 if len(values) <= WRITTEN else 6
     axis.set_xticks(range(values.shape[1]), tick_labels(panel.x.ticks), fontsize=small)
     axis.set_yticks(range(values.shape[0]), tick_labels(panel.y.ticks), fontsize=small)
-    axis.set_xlabel(panel.x.title)
-    axis.set_ylabel(panel.y.title)
+    axis.set(xlabel=panel.x.title, ylabel=panel.y.title)
     axis.tick_params(length=0)
     axis.spines[:].set_color("0.7")
     if _upright(panel):
@@ -188,8 +163,7 @@ def _scatter(axis: Any, panel: ScatterPanel, labels: Sequence[str]) -> None:
         look = style(name, panel.groups)
         at = group == i
         axis.scatter(x[at], y[at], s=11, c=look.colour, marker=look.marker, linewidths=0, alpha=0.8)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
     axis.margins(0.05)
     axis.spines[:].set_color("0.7")
 
@@ -203,10 +177,8 @@ def _image(axis: Any, panel: ImagePanel, labels: Sequence[str]) -> None:
             x, y = np.arange(edge.shape[1]) - 1, np.arange(edge.shape[0]) - 1
             axis.contour(x, y, edge, [0.5], colors="black", linewidths=2.2, alpha=0.55)
             axis.contour(x, y, edge, [0.5], colors=OUTLINES[i % len(OUTLINES)], linewidths=1.2)
-    axis.set_xlim(-0.5, panel.image.shape[1] - 0.5)
-    axis.set_ylim(panel.image.shape[0] - 0.5, -0.5)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    high, wide = panel.image.shape[:2]
+    axis.set(xlim=(-0.5, wide - 0.5), ylim=(high - 0.5, -0.5), xticks=[], yticks=[])
     axis.spines[:].set_visible(False)
     axis.set_xlabel(panel.note, fontsize=7.5, labelpad=2)
 

@@ -30,8 +30,8 @@ def compare_with_paper(
     columns, cells = list[Column](), {row: list[Cell | None]() for row in rows}
     for name in names:
         here = {row: entries[row, name] for row in rows if (row, name) in entries}
-        digits = max([_decimals(entry.paper) for entry in here.values()], default=1)
-        printed = any(entry.paper is not None for entry in here.values())
+        printed = [str(entry.paper) for entry in here.values() if entry.paper is not None]
+        digits = max([len(number.partition(".")[2].rstrip("0")) for number in printed], default=1)
         metric = replace(PLAIN, digits=max(digits, 1) if all(e.counted is None for e in here.values()) else 0)
         kinds = ("ours", "paper", "difference") if printed else ("ours",)
         columns += [Column(f"{name} {kind}", metric, "+" if kind == "difference" else "") for kind in kinds]
@@ -79,10 +79,6 @@ def _cells(ours: Mapping[int, float], entry: Entry) -> list[Cell | None]:
     mine = Cell.over(ours.values())
     theirs = None if entry.paper is None else Cell(entry.paper, entry.deviation, 1)
     return [mine, theirs, Cell(mine.mean - theirs.mean, None, 1) if mine and theirs else None]
-
-
-def _decimals(number: float | None) -> int:
-    return len(str(number).partition(".")[2].rstrip("0")) if number is not None else 0
 
 
 def _caption(entries: Entries, ours: Mapping[tuple[str, str], Mapping[int, float]]) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trueup.report.feature_space import confusion, embedding, geometry
+from trueup.report.feature_space import confusion, embedding, geometry, mask_examples
 from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec, LinePanel
 from trueup.report.groups import Group, HyperSweep, TraceLookup, group_runs, hyper_sweeps
-from trueup.report.mask_examples import mask_examples
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import upper_first
 from trueup.report.stream_figures import (
@@ -71,31 +70,32 @@ def _cached(trace: TraceLookup) -> TraceLookup:
 
 def target_bars(records: Sequence[Record]) -> list[FigureSpec]:
     """Draw bars by target and on average, and for joined targets by domain."""
-    return [_target_bars(group) for group in group_runs(records)]
-
-
-def _target_bars(group: Group) -> FigureSpec:
-    (table,) = make_tables(group.records)
-    keep = {variant.label for variant in group.shown}
-    ends = [i for i, column in enumerate(table.columns) if column.kind not in ("gain", "seconds")]
-    if len(group.targets) == 1:
-        ends = ends[:1]  # the average of one target is the target
-    wide = max(1, BARS // len(keep))
-    count = math.ceil(len(ends) / wide)
-    size = math.ceil(len(ends) / count)
-    panels = [_bars(table, keep, ends[i : i + size]) for i in range(0, len(ends), size)]
-    inside = [panel for target in group.targets if "+" in target for panel in _domain_bars(group, target)]
-    panels = [replace(panel, title="whole streams") for panel in panels] + inside if inside else panels
-    several = any(curve.spread for panel in panels for curve in panel.curves)
-    caption = [
-        upper_first(table.metric.title) + ("; ± is the sample standard deviation over seeds." if several else "."),
-        "Average: over the targets of a seed, then over seeds that have all targets." if len(ends) > 1 else "",
-        group.setting,
-        group.seeds,
-    ]
-    title = f"{group.title}: {table.metric.title.partition(' in ')[0]} by target"
-    columns = 1 if len(ends) > 1 or len(panels) == 1 else 2
-    return FigureSpec(f"by-target-{group.name}", title, " ".join(filter(None, caption)), tuple(panels), columns)
+    figures = []
+    for group in group_runs(records):
+        (table,) = make_tables(group.records)
+        keep = {variant.label for variant in group.shown}
+        ends = [i for i, column in enumerate(table.columns) if column.kind not in ("gain", "seconds")]
+        if len(group.targets) == 1:
+            ends = ends[:1]  # the average of one target is the target
+        count = math.ceil(len(ends) / max(1, BARS // len(keep)))
+        size = math.ceil(len(ends) / count)
+        panels = [_bars(table, keep, ends[i : i + size]) for i in range(0, len(ends), size)]
+        inside = [panel for target in group.targets if "+" in target for panel in _domain_bars(group, target)]
+        panels = [replace(panel, title="whole streams") for panel in panels] + inside if inside else panels
+        several = any(curve.spread for panel in panels for curve in panel.curves)
+        caption = [
+            upper_first(table.metric.title) + ("; ± is the sample standard deviation over seeds." if several else "."),
+            "Average: over the targets of a seed, then over seeds that have all targets." if len(ends) > 1 else "",
+            group.setting,
+            group.seeds,
+        ]
+        title, text = (
+            f"{group.title}: {table.metric.title.partition(' in ')[0]} by target",
+            " ".join(filter(None, caption)),
+        )
+        columns = 1 if len(ends) > 1 or len(panels) == 1 else 2
+        figures.append(FigureSpec(f"by-target-{group.name}", title, text, tuple(panels), columns))
+    return figures
 
 
 def _bars(table: Table, keep: set[str], at: Sequence[int]) -> BarPanel:
@@ -122,7 +122,8 @@ def _domain_bars(group: Group, target: str) -> list[BarPanel]:
     curves = []
     for variant in group.shown:
         runs = [r["results"].get("per_domain") or {} for r in variant.runs.get(target, {}).values()]
-        rows = [np.array([_number(group.metric, run.get(name)) for name in names]) for run in runs if run]
+        shares = [[run.get(name) for name in names] for run in runs if run]
+        rows = [np.array([math.nan if v is None else group.metric.scaled(v) for v in share]) for share in shares]
         if rows:
             curves.append(Curve(variant.label, tuple(map(float, range(len(names)))), *mean_and_deviation(rows)))
     x = Axis("domain", tuple(names))
@@ -131,15 +132,29 @@ def _domain_bars(group: Group, target: str) -> list[BarPanel]:
 
 def batch_sizes(records: Sequence[Record]) -> list[FigureSpec]:
     """Draw accuracy, time and memory against batch size, where runs differ in it."""
-    return [figure for group in group_runs(records, apart=("batch",)) for figure in _batch_sizes(group)]
+    figures = []
+    for group in group_runs(records, apart=("batch",)):
+        where = {(target_of(r), r["settings"].get("batch")) for r in group.records}
+        sizes = sorted({size for _, size in where if size is not None})
+        targets = [target for target in group.targets if all((target, size) in where for size in sizes)]
+        panels = _batch_panels(group, targets, sizes) if len(sizes) > 1 and targets else []
+        if not panels:
+            continue
+        caption = [
+            f"Mean over target{'s' * (len(targets) > 1)} {', '.join(targets)}, then over seeds; bars: ± one sample "
+            "standard deviation over seeds. Time: all of a run by its number of images; memory: peak of the device, or "
+            "of the process on a CPU.",
+            *(f"{upper_first(note)}." for note in environment_notes(group.records)),
+            group.setting,
+            group.seeds,
+        ]
+        title = f"{group.title}: effect of the batch size"
+        figures.append(FigureSpec(f"batch-size-{group.name}", title, " ".join(caption), tuple(panels), 3))
+    return figures
 
 
-def _batch_sizes(group: Group) -> list[FigureSpec]:
-    where = {(target_of(r), r["settings"].get("batch")) for r in group.records}
-    sizes = sorted({size for _, size in where if size is not None})
-    targets = [target for target in group.targets if all((target, size) in where for size in sizes)]
-    if len(sizes) < 2 or not targets:
-        return []
+def _batch_panels(group: Group, targets: Sequence[str], sizes: Sequence[int]) -> list[LinePanel]:
+    x = Axis("images in a batch", log=sizes[-1] > LOG * sizes[0] or len(sizes) > 2)
     panels = []
     for metric, title, unit in (
         (group.metric, group.metric.unit, group.metric.unit),
@@ -150,19 +165,8 @@ def _batch_sizes(group: Group) -> list[FigureSpec]:
         if curves:
             numbers = [y for curve in curves for y in curve.y if y > 0]
             log = metric is METRICS["images_per_second"] and bool(numbers) and max(numbers) > LOG * min(numbers)
-            x = Axis("images in a batch", log=sizes[-1] > LOG * sizes[0] or len(sizes) > 2)
             panels.append(LinePanel(title, x, Axis(unit, log=log), tuple(curves)))
-    notes = [f"{upper_first(note)}." for note in environment_notes(group.records)]
-    caption = [
-        f"Mean over target{'s' * (len(targets) > 1)} {', '.join(targets)}, then over seeds; bars: ± one sample "
-        "standard deviation over seeds. Time: all of a run by its number of images; memory: peak of the device, or of "
-        "the process on a CPU.",
-        *notes,
-        group.setting,
-        group.seeds,
-    ]
-    title = f"{group.title}: effect of the batch size"
-    return [FigureSpec(f"batch-size-{group.name}", title, " ".join(caption), tuple(panels), 3)] if panels else []
+    return panels
 
 
 def _by_size(variant: Variant, metric: Metric, targets: Sequence[str], sizes: Sequence[int]) -> Curve | None:
@@ -185,16 +189,15 @@ def _mean_curve(label: str, x: Iterable[float], points: Sequence[Sequence[Number
 
 def sensitivity(records: Sequence[Record]) -> list[FigureSpec]:
     """Draw the metric against each swept hyper-parameter, with all others fixed."""
-    return [figure for group in group_runs(records) for figure in _sensitivity(group)]
-
-
-def _sensitivity(group: Group) -> list[FigureSpec]:
-    found: dict[str, dict[str, HyperSweep]] = {}
-    for sweep in hyper_sweeps(group.variants):
-        of_method = found.setdefault(sweep.method, {})
-        best = of_method.setdefault(sweep.parameter, sweep)
-        of_method[sweep.parameter] = max(best, sweep, key=_rank)
-    return [_sensitivity_of(group, method, some) for method, some in found.items()]
+    figures = []
+    for group in group_runs(records):
+        found: dict[str, dict[str, HyperSweep]] = {}
+        for sweep in hyper_sweeps(group.variants):
+            of_method = found.setdefault(sweep.method, {})
+            best = of_method.setdefault(sweep.parameter, sweep)
+            of_method[sweep.parameter] = max(best, sweep, key=_rank)
+        figures += [_sensitivity_of(group, method, some) for method, some in found.items()]
+    return figures
 
 
 def _rank(sweep: HyperSweep) -> tuple[int, int]:
@@ -242,7 +245,3 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
 
 def _value(name: str, value: Any) -> str:
     return NONE.get(name, "none") if value is None else value if isinstance(value, str) else json_key(value)
-
-
-def _number(metric: Metric, value: float | None) -> float:
-    return math.nan if value is None else metric.scaled(value)

@@ -45,18 +45,17 @@ def has_marks(table: Table) -> bool:
 
 
 def _terminal(table: Table, *, color: bool = False, width: int = 100) -> str:
-    columns = [_column(column, cells, color) for column, cells in zip(table.columns, _cells(table), strict=True)]
+    columns = [_column(head, [row.cells[i] for row in table.rows], color) for i, head in enumerate(table.columns)]
     labels = [row.label for row in table.rows]
     left = max(len(label) for label in ["method", *labels])
     parts = [table.title if not color else STYLED["best"].format(table.title), ""]
     for block in _blocks(columns, max(width - left, width // 2)) if labels else []:
         top = max(len(head) for head, _, _ in block)
-        rule = "─" * (left + sum(len(GAP) + size for _, _, size in block))
         for i in range(top):
             # Headers are aligned at the bottom.
             words = [(head[i - top + len(head)] if i >= top - len(head) else "").rjust(size) for head, _, size in block]
             parts.append(GAP.join([("method" if i == top - 1 else "").ljust(left), *words]).rstrip())
-        parts.append(rule)
+        parts.append("─" * (left + sum(len(GAP) + size for _, _, size in block)))
         for i, label in enumerate(labels):
             parts.append((label.ljust(left) + "".join(texts[i] for _, texts, _ in block)).rstrip())
         parts.append("")
@@ -65,10 +64,6 @@ def _terminal(table: Table, *, color: bool = False, width: int = 100) -> str:
     for note in table.notes:
         parts += textwrap.wrap(f"• {note}", width, subsequent_indent="  ")
     return "\n".join(parts) + "\n"
-
-
-def _cells(table: Table) -> list[list[Cell | None]]:
-    return [[row.cells[at] for row in table.rows] for at in range(len(table.columns))]
 
 
 def _column(column: Column, cells: Sequence[Cell | None], color: bool) -> tuple[list[str], list[str], int]:
@@ -205,9 +200,4 @@ def _csv(table: Table) -> str:
     return out.getvalue()
 
 
-FORMS: dict[str, Callable[[Table], str]] = {
-    "terminal": _terminal,
-    "markdown": _markdown,
-    "latex": _latex,
-    "csv": _csv,
-}
+FORMS: dict[str, Callable[[Table], str]] = {"terminal": _terminal, "markdown": _markdown, "latex": _latex, "csv": _csv}

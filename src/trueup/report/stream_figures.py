@@ -55,11 +55,6 @@ AGREEMENT = StreamQuantity(
 )  # fmt: skip
 
 
-def along_stream(records: Sequence[Record], trace: TraceLookup, quantity: StreamQuantity) -> list[FigureSpec]:
-    """Draw a quantity along the stream, one figure per group of runs."""
-    return [figure for group in detail_groups(records) for figure in _figure(group, trace, quantity)]
-
-
 def windows(length: int, points: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return starts and ends of windows, each a tenth of the stream; the last one ends with it."""
     wide = max(1, round(length * WINDOW))
@@ -89,56 +84,54 @@ def mean_and_deviation(rows: Sequence[Numbers]) -> tuple[tuple[float, ...], tupl
     return tuple(map(float, mean)), tuple(map(float, spread))
 
 
+def along_stream(records: Sequence[Record], trace: TraceLookup, quantity: StreamQuantity) -> list[FigureSpec]:
+    """Draw a quantity along the stream, one figure per group of runs."""
+    figures = []
+    for group in detail_groups(records):
+        series = {
+            target: {v.label: found for v in group.shown if (found := _series(group, v, target, trace, quantity))}
+            for target in group.targets
+        }
+        series = {target: rows for target, rows in series.items() if rows}
+        unit, together = quantity.unit, len(series) > PANELS
+        panels = [_mean_panel(series, unit)] if together else [_panel(t, rows, unit) for t, rows in series.items()]
+        panels = [panel for panel in panels if panel.curves]
+        if not panels:
+            continue
+        several = any(curve.spread for panel in panels for curve in panel.curves)
+        over = "targets of a seed, then seeds that have all targets" if together else "seeds"
+        swept = len(group.variants) - len(group.shown)
+        caption = [
+            f"{quantity.caption}. Each point is the mean over the last tenth of the stream up to it.",
+            f"Lines: mean over {over}; bands: ± one sample standard deviation over seeds." if several else "",
+            *_turns(group, series, trace),
+            f"Rows that only try values of a hyper-parameter ({swept}) are left out." if swept else "",
+            group.setting,
+            group.seeds,
+        ]
+        title, text = f"{group.title}: {unit.partition(' in ')[0]} along the stream", " ".join(filter(None, caption))
+        name = f"{quantity.name}-along-{group.name}"
+        figures.append(FigureSpec(name, title, text, tuple(panels), COLUMNS[len(panels)]))
+    return figures
+
+
 def _series(
     group: Group, variant: Variant, target: str, trace: TraceLookup, quantity: StreamQuantity
 ) -> dict[RunKey, Numbers]:
     """Return the quantity by run, where the trace has the arrays that it needs."""
-    found = {run: trace(record) for run, record in variant.runs.get(target, {}).items()}
-    if quantity is AGREEMENT:
-        found = _with_base(group, variant, target, trace)
+    found: dict[RunKey, Trace | None] = {run: trace(record) for run, record in variant.runs.get(target, {}).items()}
+    if quantity is AGREEMENT:  # add the source's answers to the same images
+        pairs = group.pairs(variant, target) if variant.method != "source" else {}
+        found, alone = {}, found
+        for run, (source, _) in pairs.items():
+            before, after = trace(source), alone[run]
+            if before and after and "prediction" in before and np.array_equal(before["image"], after["image"]):
+                found[run] = {**after, "base": before["prediction"]}
     return {
         run: quantity.values(t)
         for run, t in found.items()
         if t is not None and all(name in t and len(t[name]) for name in quantity.needs)
     }
-
-
-def _with_base(group: Group, variant: Variant, target: str, trace: TraceLookup) -> dict[RunKey, Trace | None]:
-    """Return traces with the source's answers to the same images as `base`."""
-    found: dict[RunKey, Trace | None] = {}
-    for run, (source, record) in group.pairs(variant, target).items() if variant.method != "source" else ():
-        before, after = trace(source), trace(record)
-        if before and after and "prediction" in before and np.array_equal(before["image"], after["image"]):
-            found[run] = {**after, "base": before["prediction"]}
-    return found
-
-
-def _figure(group: Group, trace: TraceLookup, quantity: StreamQuantity) -> list[FigureSpec]:
-    series = {
-        target: {v.label: found for v in group.shown if (found := _series(group, v, target, trace, quantity))}
-        for target in group.targets
-    }
-    series = {target: rows for target, rows in series.items() if rows}
-    if not series:
-        return []
-    unit, together = quantity.unit, len(series) > PANELS
-    panels = [_mean_panel(series, unit)] if together else [_panel(t, rows, unit) for t, rows in series.items()]
-    panels = [panel for panel in panels if panel.curves]
-    if not panels:
-        return []
-    several = any(curve.spread for panel in panels for curve in panel.curves)
-    over = "targets of a seed, then seeds that have all targets" if together else "seeds"
-    swept = len(group.variants) - len(group.shown)
-    caption = [
-        f"{quantity.caption}. Each point is the mean over the last tenth of the stream up to it.",
-        f"Lines: mean over {over}; bands: ± one sample standard deviation over seeds." if several else "",
-        *_turns(group, series, trace),
-        f"Rows that only try values of a hyper-parameter ({swept}) are left out." if swept else "",
-        group.setting,
-        group.seeds,
-    ]
-    title, text = f"{group.title}: {unit.partition(' in ')[0]} along the stream", " ".join(filter(None, caption))
-    return [FigureSpec(f"{quantity.name}-along-{group.name}", title, text, tuple(panels), COLUMNS[len(panels)])]
 
 
 def _panel(target: str, rows: Series, unit: str) -> LinePanel:

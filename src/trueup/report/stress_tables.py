@@ -105,15 +105,12 @@ def stress_tests(
     """
     groups: dict[str, list[Record]] = {}
     for record in {record["id"]: record for record in records}.values():
-        groups.setdefault(json_key(_shared(record)), []).append(record)
+        settings = {name: value for name, value in record["settings"].items() if name not in WITHIN_STRESS}
+        source = settings.pop("source", None) or {}
+        # Checkpoint files may differ by target and seed.
+        settings["training"] = {name: source[name] for name in OF_SOURCE if name in source}
+        groups.setdefault(json_key(settings), []).append(record)
     return [_test(group, scenario, order, label) for group in groups.values() if any(map(is_finished, group))]
-
-
-def _shared(record: Record) -> dict[str, Any]:
-    settings = {name: value for name, value in record["settings"].items() if name not in WITHIN_STRESS}
-    source = settings.pop("source", None) or {}
-    # Checkpoint files may differ by target and seed.
-    return settings | {"training": {name: source[name] for name in OF_SOURCE if name in source}}
 
 
 def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: Name) -> StressTest:
@@ -126,7 +123,13 @@ def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: 
     base = source_variant(variants)
     cells = {v.label: tuple(_cell(v, base, name, metric) for name in scenarios) for v in variants}
     rows = [StressRow(v.label, v.method, v.select, cells[v.label]) for v in variants]
-    words = [*_verdicts(rows, scenarios, metric), _refusals(variants), _failures(group, scenario)]
+    refused = {variant.label: sum(r["results"].get("refused", 0) for r in variant.records) for variant in variants}
+    counts = ", ".join(f"{name} {count}" for name, count in refused.items() if count)
+    failed = [record["settings"] for record in group if not is_finished(record)]
+    names = dict.fromkeys(f"{each['method']} in {scenario(each)}" for each in failed)
+    words = _verdicts(rows, scenarios, metric)
+    words += [f"refused batches, counted as wrong: {counts}"] if counts else []
+    words += [f"failed runs ({len(failed)}): {', '.join(names)}"] if failed else []
     words += [f"{name} is {label}" for name, label in renamed.items()]
     words += variant_notes([variant for variant in variants if variant.label not in renamed])
     alone = "no differences: there are no runs of source" if base is None else ""
@@ -183,18 +186,6 @@ def _rename(variants: Sequence[Variant], label: Name) -> dict[str, str]:
                 replaced[name] = variant.label
             variant.label = name
     return replaced
-
-
-def _failures(group: Sequence[Record], scenario: Name) -> str:
-    failed = [record["settings"] for record in group if not is_finished(record)]
-    names = dict.fromkeys(f"{settings['method']} in {scenario(settings)}" for settings in failed)
-    return f"failed runs ({len(failed)}): {', '.join(names)}" if failed else ""
-
-
-def _refusals(variants: Sequence[Variant]) -> str:
-    counts = {variant.label: sum(r["results"].get("refused", 0) for r in variant.records) for variant in variants}
-    words = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
-    return f"refused batches, counted as wrong: {words}" if words else ""
 
 
 def _caption(records: Sequence[Record]) -> str:

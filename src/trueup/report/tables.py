@@ -118,13 +118,8 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
     for at, column in enumerate(columns):
         if column.kind != "seconds":  # differences in time are mostly noise
             mark_best(rows, at, column)
-    notes = [
-        failures_note(group),
-        *_gaps(variants, targets, metric),
-        *_remarks(variants, base),
-        *variant_notes(variants),
-    ]
-    notes += [_undefined(variants, metric), *caveats(group, repeated)]
+    notes = [failures_note(group), *_gaps(variants, targets, metric), *_remarks(variants, base)]
+    notes += [*variant_notes(variants), _undefined(variants, metric), *caveats(group, repeated)]
     return Table(
         title=f"{group[0]['settings'].get('dataset')}: {metric.heading}",
         caption=_caption(group, rows, columns, base),
