@@ -1,11 +1,13 @@
-"""One thread per test process, and toy models that are trained once for all processes and runs."""
+"""One thread per test process, toy models that are trained once, and a warm start for processes of sweeps."""
 
 import hashlib
 import os
 import tempfile
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
@@ -37,3 +39,13 @@ def _remembered(kind: str, seed: int) -> nn.Sequential:
 
 
 toys._trained = _remembered
+
+
+@pytest.fixture(scope="session")
+def warm_sweeps() -> None:
+    """Start the server that forks the processes of sweeps with torch._dynamo loaded.
+
+    The first optimiser of a process imports it, which takes two seconds, longer than most jobs of a test.
+    """
+    forkserver.set_forkserver_preload(["trueup.bench.jobs", "torch._dynamo"])
+    forkserver.ensure_running()

@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import bugs
 import pytest
+import warm
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "trueup"
@@ -35,7 +36,8 @@ BENCHMARK = ("data", "source", "bench", "report")
 SEARCHED_BY = {**dict.fromkeys(BENCHMARK, BENCHMARK), "deploy": ("deploy",), "cli": ("cli",)}
 LEFT_OUT = {"test_models", "test_architecture"}
 LIMIT = 600  # seconds without a finished test, after which a run hangs
-RUNNING: set[subprocess.Popen[bytes]] = set()
+LOCAL = threading.local()
+SERVERS: list[warm.Server] = []
 
 
 class Bug(NamedTuple):
@@ -204,37 +206,41 @@ def tests_for(path: Path) -> list[str]:
     return sorted(str(p) for p in found if not outside & set(p.parents))
 
 
-def run(tests: list[str], source: Path) -> str | None:
+def run(tests: Sequence[str | Path], source: Path) -> str | None:
     """Return the first test that fails on this copy of the source, "timeout", or None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--no-header"]
-    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
-    options = {"cwd": TESTS.parent, "env": environment, "stderr": subprocess.STDOUT, "start_new_session": True}
-    with tempfile.TemporaryFile("w+") as log, subprocess.Popen([*command, *tests], stdout=log, **options) as process:
-        RUNNING.add(process)
+    command = ["-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--no-header"]
+    command += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning", *tests]  # by the server
+    environment = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+    with tempfile.NamedTemporaryFile("r") as log:
+        server = server_of_thread()
+        server.start(*command, cwd=TESTS.parent, environment=environment, out=Path(log.name))
         heard = -1
-        while process.returncode is None:
-            try:
-                process.wait(LIMIT)
-            except subprocess.TimeoutExpired:
-                if (size := os.fstat(log.fileno()).st_size) == heard:
-                    stop(process)
-                    return "timeout"
-                heard = size
-        RUNNING.discard(process)
-        log.seek(0)
+        while not server.ended(LIMIT):
+            if (size := os.fstat(log.fileno()).st_size) == heard:
+                stop(server)
+                server.result()
+                return "timeout"
+            heard = size
+        code = server.result()
         text = log.read()
-    if process.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return None
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.M)
     return found[1] if found else text[-500:]
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def server_of_thread() -> warm.Server:
+    """Return the process that this thread's runs are forked from: torch and others are imported, trueup is not."""
+    if not hasattr(LOCAL, "server"):
+        LOCAL.server = warm.Server("-B")
+        SERVERS.append(LOCAL.server)
+    return LOCAL.server
+
+
+def stop(server: warm.Server) -> None:
     """End a run and all processes that it started."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    RUNNING.discard(process)
+        os.killpg(server.child, signal.SIGKILL)
 
 
 def killer(bug: Bug) -> str | None:
@@ -268,6 +274,8 @@ def main() -> None:
     wanted = [bug for bug in BUGS if all(word in bug.name for word in sys.argv[1:])]
     for bug in wanted:
         planted(bug, homes(bug)[0].read_text())  # what cannot be planted shows at once, not after an hour
+    if failure := run(hinted(Bug("", "", "", "", "test_losses")), SOURCE.parent):
+        sys.exit(f"a run without a bug fails, so nothing would be proved: {failure}")
     results: dict[str, tuple[str | None, float]] = {}
     with ThreadPoolExecutor(2) as pool:
         try:
@@ -277,8 +285,8 @@ def main() -> None:
                 record(results)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(RUNNING):
-                stop(process)
+            for server in SERVERS:
+                stop(server)
             raise
     alive = sum(test is None for test, _ in results.values())
     print(f"{len(wanted) - alive} killed, {alive} alive")

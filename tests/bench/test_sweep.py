@@ -52,7 +52,7 @@ def by_id(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, warm_sweeps: None) -> Path:
     """An undisturbed sweep, two processes at a time."""
     folder = tmp_path_factory.mktemp("whole") / "runs"
     summary = run_sweep(make_sweep(SMALL), folder, workers=2)

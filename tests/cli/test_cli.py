@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -23,15 +23,17 @@ FAST = ["--train", "iterations=6", "--train", "batch=8", "--limit", "128"]
 
 
 def trueup(*words: str, cwd: Path, status: int = 0) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-W", "error::UserWarning", "-c", "from trueup.cli import main; main()", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+    """Run a command in a process of its own."""
+    program = "from trueup.cli import main; main()"
+    done = warm.call("-c", program, *words, cwd=cwd, environment={"COLUMNS": "100"})
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
 
-def invoke(*words: str) -> str:
+def invoke(*words: str, status: int = 0) -> str:
+    """Run a command in this process and return what it prints."""
     result = CliRunner().invoke(app, list(words), catch_exceptions=False, env={"COLUMNS": "100"})
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == status, result.output
     return result.output
 
 
@@ -123,16 +125,18 @@ def test_settings_files_are_validated(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_from_flags_to_tables(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_sweeps")
+def test_a_sweep_from_flags_to_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ["bench", "-t", "type", "-m", "source", "-m", "t3a", "-m", "tsd:lr=1e-5", "-s", "0", "-s", "1", *FAST]
-    first = trueup(*words, cwd=tmp_path)
-    assert "6 records in runs/records.jsonl" in first.stdout
-    assert "±" in first.stdout
-    assert "6 done, 0 to run; 0 source models to train" in trueup(*words, "--dry-run", cwd=tmp_path).stdout
+    text = invoke(*words)
+    assert "6 records in runs/records.jsonl" in text
+    assert "±" in text
+    assert "6 done, 0 to run; 0 source models to train" in invoke(*words, "--dry-run")
     for form, sign in (("markdown", "| method"), ("latex", r"\toprule"), ("csv", "label,method")):
-        trueup("report", "runs", "--form", form, "--output", f"table.{form}", cwd=tmp_path)
+        invoke("report", "runs", "--form", form, "--output", f"table.{form}")
         assert sign in (tmp_path / f"table.{form}").read_text()
-    assert "calibration" in trueup("report", "--metric", "ece", cwd=tmp_path).stdout
+    assert "calibration" in invoke("report", "--metric", "ece")
 
 
 @pytest.mark.slow
@@ -159,11 +163,13 @@ def test_a_folder_of_ones_own_from_images_to_a_record(photos: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_failure_makes_the_exit_status(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_sweeps")
+def test_a_failure_makes_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ["bench", "-t", "type", "-s", "0", "-m", "source", "-m", "tent:params=nothing_like_it", *FAST]
-    done = trueup(*words, cwd=tmp_path, status=1)
-    assert "failed: tent on digits/type" in done.stdout
-    assert "1 records in" in done.stdout
+    text = invoke(*words, status=1)
+    assert "failed: tent on digits/type" in text
+    assert "1 records in" in text
 
 
 @pytest.mark.slow

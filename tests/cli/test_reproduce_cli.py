@@ -6,19 +6,36 @@ from pathlib import Path
 import pytest
 from test_cli import invoke, trueup
 
+from trueup.bench import sweep
+from trueup.bench.jobs import run_job
 from trueup.bench.reproduce import get_recipe, recipes
+from trueup.bench.sweep import _Pool
 
-FAST = ["--train", "iterations=2", "--train", "batch=4", "--train", "refresh=1", "--limit", "40", "-j", "2"]
+# Two steps of training, a validation on few images, and a short stream.
+TRAINING = ("iterations=2", "batch=2", "refresh=1", "holdout=0.02")
+FAST = [*(word for value in TRAINING for word in ("--train", value)), "--limit", "20"]
+
+
+class OneProcess(_Pool):
+    """A pool that runs its jobs here: a process for each would import for longer than it computes."""
+
+    def work(self) -> None:
+        """Run all trainings, then all jobs."""
+        for job in (*self.trainings.values(), *self.jobs):
+            self.on_event("start", job, None)
+            run_job(job, lambda event, value: self.keep(value) if event == "record" else None)
+            self.on_event("end", job, None)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Recipes share what others have run."""
+    """Make one folder for all recipes, which share models and runs."""
     return tmp_path_factory.mktemp("paper")
 
 
 @pytest.mark.parametrize("name", list(recipes()))
-def test_every_recipe_runs_small(name: str, folder: Path) -> None:
+def test_every_recipe_runs_small(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_Pool", OneProcess)
     recipe = get_recipe(name)
     text = invoke("reproduce", name, "--small", "--out", str(folder), *FAST)
     assert recipe.title in " ".join(text.split())

@@ -1,27 +1,20 @@
 """`trueup stress` as its users type it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from test_cli import invoke, trueup
 from typer.testing import CliRunner
 
 from trueup.bench.records import read_records
 from trueup.bench.stress import SCENARIOS
 from trueup.cli.app import app
+from trueup.source.networks import build_network
 
 FAST = ["--quick", "--limit", "64", "--train", "iterations=6", "--train", "batch=8"]
-
-
-def trueup(*words: str, cwd: Path, status: int = 0) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-W", "error::UserWarning", "-c", "from trueup.cli import main; main()", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "120"})
-    assert done.returncode == status, done.stdout + done.stderr
-    return done
 
 
 def test_help_names_every_scenario() -> None:
@@ -63,22 +56,24 @@ def test_dry_run_says_what_each_scenario_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_sweeps")
+def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ["stress", "-m", "tent", "-m", "tsd:preset=safe", *FAST]
     words += [word for name in ("iid", "long", "nan", "crafted-10") for word in ("--scenario", name)]
-    done = trueup(*words, cwd=tmp_path)
-    assert "12 records in stress/records.jsonl" in done.stdout
-    assert "picture in stress/stress.png and stress/stress.svg" in done.stdout
-    assert "tsd, safe" in done.stdout
-    assert "difference from source in points" in done.stdout
+    text = invoke(*words)
+    assert "12 records in stress/records.jsonl" in text
+    assert "picture in stress/stress.png and stress/stress.svg" in text
+    assert "tsd, safe" in text
+    assert "difference from source in points" in text
     with Image.open(tmp_path / "stress" / "stress.png") as picture:
         assert min(picture.size) > 300
     for suffix, sign in ((".md", "| method"), (".tex", r"\toprule"), (".csv", "label,method")):
         assert (tmp_path / "stress" / f"stress{suffix}").read_text().count(sign) == 3
     before = (tmp_path / "stress" / "records.jsonl").read_bytes()
-    assert "12 records" in trueup(*words, cwd=tmp_path).stdout
+    assert "12 records" in invoke(*words)
     assert (tmp_path / "stress" / "records.jsonl").read_bytes() == before, "what is recorded is not run again"
-    assert "accuracy in %" in trueup("report", "stress", cwd=tmp_path).stdout
+    assert "accuracy in %" in invoke("report", "stress")
     records = read_records(tmp_path / "stress")
     assert {r["results"]["images"] for r in records} == {64, 4 * 64}
     disturbed = [r for r in records if r["settings"].get("disturb") == "nan"]
@@ -91,25 +86,27 @@ def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_and_images_of_ones_own(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_sweeps")
+def test_a_model_and_images_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     for label in ("cat", "dog"):
         (tmp_path / "photos" / "street" / label).mkdir(parents=True)
         for i in range(12):
             light = np.full((16, 16, 3), 120 * (label == "cat") + 3 * i, dtype=np.uint8)
             Image.fromarray(light).save(tmp_path / "photos" / "street" / label / f"{i}.png")
-    program = "import torch; from trueup.source.networks import build_network; "
-    program += "torch.save(build_network('digits-net', 2, size=16).state_dict(), 'model.pt')"
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    torch.save(build_network("digits-net", 2, size=16).state_dict(), tmp_path / "model.pt")
     words = ["stress", "-d", "folder", "-r", "photos", "--checkpoint", "model.pt", "-n", "digits-net", "-m", "bn"]
     flags = ["--train", "size=16", "--scenario", "nan", "--scenario", "mixed", "--scenario", "batch-4"]
-    done = trueup(*words, *flags, "-s", "0", "-o", "mine", cwd=tmp_path)
-    assert "mixed is left out on folder: there is no other domain to mix a target with" in done.stdout
-    assert "4 records in mine/records.jsonl" in done.stdout
+    text = invoke(*words, *flags, "-s", "0", "-o", "mine")
+    assert "mixed is left out on folder: there is no other domain to mix a target with" in text
+    assert "4 records in mine/records.jsonl" in text
 
 
 @pytest.mark.slow
-def test_a_failure_makes_the_exit_status(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_sweeps")
+def test_a_failure_makes_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ["stress", "-m", "tent:params=nothing_like_it", "--scenario", "iid", *FAST]
-    done = trueup(*words, cwd=tmp_path, status=1)
-    assert "failed: tent in iid on digits/hand, seed 0" in done.stdout
-    assert "1 records in" in done.stdout
+    text = invoke(*words, status=1)
+    assert "failed: tent in iid on digits/hand, seed 0" in text
+    assert "1 records in" in text

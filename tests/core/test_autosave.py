@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from small import SMALL
 from torch import Tensor
 
@@ -58,17 +59,18 @@ def resume(folder: str) -> None:
         torch.save({"seen": seen, "answers": answers}, f"{folder}/{name}.pt")
 
 
-def process(job: str, folder: Path) -> list[str]:
-    code = f"import conftest, test_autosave; test_autosave.{job}({str(folder)!r})"
+def program(job: str, folder: Path) -> str:
+    """Return the code of a process that does one of the jobs above."""
     here = Path(__file__).parent
-    return [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]; {code}"]
+    code = f"import conftest, test_autosave; test_autosave.{job}({str(folder)!r})"
+    return f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]; {code}"
 
 
 @pytest.mark.slow
 def test_what_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
     """A process that writes after each batch is killed, twice; another goes on where the last whole states are."""
     for wait in (0.0, 0.7):
-        killed = subprocess.Popen(process("work", tmp_path), stdout=subprocess.PIPE, text=True)
+        killed = subprocess.Popen([sys.executable, "-c", program("work", tmp_path)], stdout=subprocess.PIPE, text=True)
         assert killed.stdout is not None
         assert killed.stdout.readline() == "ready\n"
         while wait == 0.0 and len(list(tmp_path.glob("*/state-*"))) < 2 * 2 * len(trueup.list_methods()):
@@ -77,7 +79,7 @@ def test_what_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         killed.stdout.close()
-    subprocess.run(process("resume", tmp_path), check=True)
+    warm.run("-c", program("resume", tmp_path))
     for name, adapter in every_kind().items():
         found = torch.load(tmp_path / f"{name}.pt", weights_only=True)
         assert found["seen"] >= 2

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torchvision
+import warm
 
 import trueup
 from trueup.core import files
@@ -42,7 +41,7 @@ def test_a_new_process_goes_on_to_the_bit(tmp_path: Path) -> None:
     adapters = {method: adapted(method) for method in trueup.list_methods()}
     for method, adapter in adapters.items():
         adapter.save(tmp_path / f"{method}.safetensors")
-    subprocess.run([sys.executable, "-c", CONTINUE, tmp_path, Path(__file__).parent.parent], check=True)
+    warm.run("-c", CONTINUE, tmp_path, Path(__file__).parent.parent)
     for method, adapter in adapters.items():
         answers = torch.load(tmp_path / f"{method}.pt", weights_only=True)
         for x, answer in zip(XS[3:], answers, strict=True):

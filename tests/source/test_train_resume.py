@@ -4,14 +4,13 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import toy_training
+import warm
 from torch import nn
 from toy_training import (
     RECIPES,
@@ -108,13 +107,9 @@ def _die(name: str, when: str, store: Store) -> None:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(
-        [sys.executable, "-c", f"import {__name__} as t; t.be_killed({str(folder)!r})"],
-        check=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    here = Path(__file__).parent
+    code = f"import {__name__} as t; t.be_killed({str(folder)!r})"
+    warm.run("-c", f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]; {code}")
     return folder
 
 
