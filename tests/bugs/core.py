@@ -231,5 +231,5 @@ ROWS = [
         "if False: ...",
         "test_precision",
     ),
-    ("undo: the step stays", "Undo.roll_back", "self._update.put_back()", "pass", "test_undo"),
+    ("undo: the step stays", "Undo.roll_back", "self._update.put_back()", "pass", "test_isolation"),
 ]
