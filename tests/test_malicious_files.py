@@ -1,5 +1,6 @@
 """Files that were made to harm, or were harmed, against every reader: an error that we foresee, and nothing else."""
 
+import copy
 import hashlib
 import io
 import json
@@ -34,7 +35,7 @@ from trueup.source import train as training
 from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 from trueup.testing import convnet, images
-from trueup.testing.case import difference, frozen
+from trueup.testing.case import difference
 
 X = images(16, seed=0, shift=1.0)[0]
 SETTINGS = {"method": "tsd"}
@@ -75,7 +76,7 @@ def signed(tensors: dict[str, Tensor], header: Any, kind: str = "adapter") -> by
 
 def assert_refuses(victim: trueup.Adapter, path: Path) -> None:
     """An error that we foresee; the adapter stays what it is, to the bit."""
-    before = frozen(victim)
+    before = copy.deepcopy(victim)
     try:
         with pytest.raises(REFUSED):
             victim.load(path)
@@ -212,10 +213,10 @@ def test_a_state_with_a_flipped_byte(state: bytes, used: trueup.Adapter, tmp_pat
     path, good, taken = tmp_path / "state", adapter(), 0
     path.write_bytes(state)
     good.load(path)
-    before = frozen(used)
+    before = copy.deepcopy(used)
     for at in sorted({*range(80), *range(0, len(state), len(state) // 150), len(state) - 1}):
         path.write_bytes(state[:at] + bytes([state[at] ^ (1 << at % 8)]) + state[at + 1 :])
-        victim = frozen(before)
+        victim = copy.deepcopy(before)
         try:
             victim.load(path)
         except REFUSED:

@@ -15,6 +15,7 @@ from torch import Tensor
 from trueup.source.external_checkpoints import take_prefix
 
 Weights = dict[str, Tensor]
+VALUES = ("losses", "threshold", "start", "end", "steps", "count")  # plain values that a file holds
 
 
 class Swad:
@@ -30,7 +31,6 @@ class Swad:
         self.waiting: deque[Weights] = deque()  # segments that may still be before the start or after the end
         self.total, self.count = Weights(), 0  # the average so far
 
-    @torch.no_grad()
     def step(self, weights: Mapping[str, Tensor]) -> None:
         """Add the weights of a step to the mean of the segment."""
         self.steps += 1
@@ -51,7 +51,8 @@ class Swad:
         elif self._passed(self.threshold):
             self.end = len(self.losses) - 1 - self.tolerate
         while self.threshold is not None and len(self.waiting) > self.tolerate:
-            self._take(self.waiting.popleft())
+            self.count += 1
+            _move(self.total, self.waiting.popleft(), 1 / self.count)
         return self.end is not None
 
     def _passed(self, threshold: float) -> bool:
@@ -70,11 +71,6 @@ class Swad:
             _move(result, segment, 1 / count)
         return result
 
-    @torch.no_grad()
-    def _take(self, segment: Weights) -> None:
-        self.count += 1
-        _move(self.total, segment, 1 / self.count)
-
     # State as tensors and plain values, to resume a training
 
     def tensors(self) -> Weights:
@@ -84,17 +80,17 @@ class Swad:
 
     def values(self) -> dict[str, Any]:
         """Return all other state."""
-        names = ("losses", "threshold", "start", "end", "steps", "count")
-        return {name: getattr(self, name) for name in names} | {"waiting": len(self.waiting)}
+        return {name: getattr(self, name) for name in VALUES} | {"waiting": len(self.waiting)}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore the state from `tensors` and `values`."""
-        for name in ("losses", "threshold", "start", "end", "steps", "count"):
+        for name in VALUES:
             setattr(self, name, values[name])
         self.segment, self.total = take_prefix(tensors, "segment."), take_prefix(tensors, "total.")
         self.waiting = deque(take_prefix(tensors, f"waiting{i}.") for i in range(values["waiting"]))
 
 
+@torch.no_grad()
 def _move(mean: Weights, to: Mapping[str, Tensor], part: float) -> None:
     """Move a mean towards new values by a factor; 1 makes it a copy of them."""
     for name, tensor in to.items():

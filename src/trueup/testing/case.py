@@ -1,8 +1,9 @@
 """A method under test: how the checks make adapters, streams and comparisons."""
 
-import copy
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,12 +54,7 @@ class Case:
         return adapt(self.model(), self.method(**self.hyper), multilabel=self.multilabel)
 
     def adapter(
-        self,
-        model: nn.Module | None = None,
-        *,
-        example: Tensor | None = None,
-        guard: bool = False,
-        **hyper: Any,
+        self, model: nn.Module | None = None, *, example: Tensor | None = None, guard: bool = False, **hyper: Any
     ) -> Adapter:
         """Return a new adapter of a tiny trained model; prepared, if the method asks for it."""
         method = self.method(**{**self.hyper, **hyper})
@@ -135,9 +131,14 @@ def _whole(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {**tensors, **{f"model/{n}": t.detach() for n, t in everything.items()}}, header
 
 
-def frozen(adapter: Adapter) -> Adapter:
-    """Copy an adapter to compare with later."""
-    return copy.deepcopy(adapter)
+def reload(adapter: Adapter, other: Adapter) -> Adapter:
+    """Save the state of an adapter, load it into another and return that one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.safetensors"
+        adapter.save(path)
+        assert [p.name for p in Path(folder).iterdir()] == ["state.safetensors"]
+        other.load(path)
+    return other
 
 
 def storages(tensors: Iterator[Tensor] | list[Tensor]) -> list[int]:

@@ -1,8 +1,10 @@
 """The plain model that an adapter leaves behind."""
 
+import copy
+
 import torch
 
-from trueup.testing.case import Case, SkipCheck, difference, frozen
+from trueup.testing.case import Case, SkipCheck, difference
 from trueup.testing.checks.contract import check
 
 
@@ -18,7 +20,7 @@ def unwrapped_answers_alike(case: Case) -> None:
     batches = [case.images(size, seed=80_000 + i, shift=1.3) for i in range(6)]
     adapter = case.adapter()
     online = [case.right(adapter(x), y) for x, y in batches][-3:]
-    before = frozen(adapter)
+    before = copy.deepcopy(adapter)
     plain = adapter.unwrap()
     assert difference(before, adapter) == []
     assert not any(module.training for module in plain.modules())

@@ -1,11 +1,8 @@
 """A method under a guard: watching changes nothing, a bad row disturbs no other, robust statistics serve."""
 
-import tempfile
-from pathlib import Path
-
 import torch
 
-from trueup.testing.case import Case, difference, play, same
+from trueup.testing.case import Case, difference, play, reload, same
 from trueup.testing.checks.contract import check
 
 
@@ -22,11 +19,7 @@ def guarded_reset_and_resume(case: Case) -> None:
     xs = case.stream(14)
     adapter, fresh = case.adapter(guard=True), case.adapter(guard=True, example=xs[0])
     play(adapter, xs[:12])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state"
-        adapter.save(path)
-        later = case.adapter(guard=True)
-        later.load(path)
+    later = reload(adapter, case.adapter(guard=True))
     assert difference(adapter, later) == []
     assert same(play(adapter, xs[12:]), play(later, xs[12:]))
     adapter.reset()
@@ -57,11 +50,7 @@ def robust_statistics(case: Case) -> None:
     xs = case.stream(6)
     adapter, fresh = case.adapter(norm="robust"), case.adapter(norm="robust", example=xs[0])
     play(adapter, [*xs[:3], xs[0][:1]])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state"
-        adapter.save(path)
-        later = case.adapter(norm="robust")
-        later.load(path)
+    later = reload(adapter, case.adapter(norm="robust"))
     answers = play(adapter, [*xs[3:], xs[1][:1]])
     assert all(a.isfinite().all() for a in answers)
     assert same(answers, play(later, [*xs[3:], xs[1][:1]]))

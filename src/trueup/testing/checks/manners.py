@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trueup.core.adapter import Adapter
-from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same
+from trueup.testing.case import Case, difference, frozen_tensors, play, same
 from trueup.testing.checks.contract import check
 
 
@@ -98,7 +98,7 @@ def bad_input_changes_nothing(case: Case) -> None:
     for x in bad:
         _refused(adapter, x)  # also as the very first batch
     adapter(good)
-    before = frozen(adapter)
+    before = copy.deepcopy(adapter)
     for x in bad:
         _refused(adapter, x)
     try:

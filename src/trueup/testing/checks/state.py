@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import io
 import pickle
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from trueup.core.adapt import adapt
 from trueup.core.registry import list_methods
-from trueup.testing.case import Case, difference, frozen, frozen_tensors, play, same, storages
+from trueup.testing.case import Case, difference, frozen_tensors, play, reload, same, storages
 from trueup.testing.checks.contract import check
 
 
@@ -59,12 +58,7 @@ def resume_is_exact(case: Case) -> None:
     xs = case.stream(6)
     adapter = case.adapter()
     start = play(adapter, xs[:3])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "state.safetensors"
-        adapter.save(path)
-        assert [p.name for p in Path(folder).iterdir()] == ["state.safetensors"]
-        other = case.bare()
-        other.load(path)
+    other = reload(adapter, case.bare())
     assert difference(adapter, other) == []
     assert same(play(adapter, xs[3:]), play(other, xs[3:]))
     assert difference(adapter, other) == []
@@ -93,7 +87,7 @@ def foreign_state_refused(case: Case) -> None:
         for what, content in files.items():
             path.write_bytes(content)
             for victim in (adapter, case.bare()):
-                before = frozen(victim)
+                before = copy.deepcopy(victim)
                 try:
                     victim.load(path)
                 except ValueError:
@@ -113,10 +107,7 @@ def copies_go_on_alone(case: Case) -> None:
     adapter = case.adapter()
     play(adapter, xs[:3])
     twin = copy.deepcopy(adapter)
-    buffer = io.BytesIO()
-    pickle.dump(adapter, buffer)
-    buffer.seek(0)
-    thawed = pickle.load(buffer)
+    thawed = pickle.loads(pickle.dumps(adapter))
     expected = play(twin, xs[3:])
     assert same(expected, play(thawed, xs[3:]))
     assert same(expected, play(adapter, xs[3:]))
