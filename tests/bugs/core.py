@@ -171,8 +171,8 @@ ROWS = [
     ),
     ("runner: a scale that never shrinks", "Steps.scale", "usual * 0.25**self.shrunk", "usual", "test_runner"),
     ("caches: teachers keep theirs", "look_for_caches", "networks(adapter)", "networks(adapter)[:1]", "test_caches"),
-    ("steps: a device never leaves one out", "step_if_finite", "~size.isfinite()", "size != size", "test_steps"),
-    ("steps: those left out are counted", "Steps._read", "self._count -= int(held)", "", "test_steps"),
+    ("steps: a device never leaves one out", "step_if_finite", "~norm.isfinite()", "norm != norm", "test_steps"),
+    ("steps: those left out are counted", "Steps._subtract", "self._count -= int(skipped)", "", "test_steps"),
     (
         "steps: the host waits twice",
         "Adapter._update",
@@ -192,7 +192,7 @@ ROWS = [
     (
         "calls: views of inputs that must be whole",
         "refuse_parts",
-        "if signature.whole: ...",
+        "if signature.only_original: ...",
         "if False: ...",
         "test_calls",
     ),

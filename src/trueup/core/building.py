@@ -80,7 +80,7 @@ def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: 
     net.model.requires_grad_(False)
     for p in selected.values():
         p.requires_grad_(True)
-    if x is not None and net.runner.settings.open:
+    if x is not None and net.runner.settings.unresolved:
         with adapter.random.drawing(x.device):
             net.use(autotune(net, x, learns=bool(selected)))
     if adapter.monitor is not None:
@@ -119,7 +119,7 @@ def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
 def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[Any], Tensor] | None) -> None:
     """Refuse a tensor that has as many rows as there are images but is not about them, such as one row per class."""
     try:
-        few = as_logits(call_model(model, x[:2]), output, rows=2, least=1)
+        few = as_logits(call_model(model, x[:2]), output, rows=2, min_channels=1)
     except Exception:  # a model of a fixed batch size cannot be asked
         return
     if few.shape[1] != logits.shape[1]:

@@ -16,8 +16,8 @@ from trueup.model.recompute import replaced_forward
 Calls = list[tuple[Tensor, Tensor]]
 
 
-class Graph:
-    """A compiled model, made when it first runs; a copy of it makes its own."""
+class CompiledModel:
+    """A model that is compiled when it first runs; copies compile again."""
 
     def __init__(self) -> None:
         self._function: Callable[..., tuple[Any, Calls]] | None = None
@@ -25,7 +25,7 @@ class Graph:
         self._calls: Calls = []
 
     def __call__(self, model: nn.Module, layer: nn.Module | None, x: Tensor) -> tuple[Any, Calls]:
-        """Return the model's answer and the calls of a layer."""
+        """Return the model's output and the calls of a layer."""
         if self._function is None:
             self._make(model, layer)
         assert self._function is not None
@@ -50,13 +50,13 @@ class Graph:
         def run(*args: Any, **kwargs: Any) -> tuple[Any, Calls]:
             answer = model(*args, **kwargs)
             recorded = list(calls)
-            calls.clear()  # torch compiles for the number of calls that it finds, so it must find none each time
+            calls.clear()  # dynamo specialises on the length of the list, so it must always start empty
             return answer, recorded
 
-        # Code of its own: torch makes only so many graphs of one code, and those of all models would count.
+        # A code object of its own: dynamo limits recompilations per code object, which all models would share.
         code = run.__code__.replace()
         self._function = torch.compile(FunctionType(code, globals(), run.__name__, None, run.__closure__))
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Leave the graph out of files and copies."""
-        return Graph, ()
+        """Leave compiled code out of files and copies."""
+        return CompiledModel, ()

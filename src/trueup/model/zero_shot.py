@@ -54,7 +54,7 @@ def zero_shot(model: nn.Module, text_features: Tensor, *, scale: float | None = 
     model: of open_clip or transformers (CLIP, SigLIP), or an image encoder that returns features (N, D). Its weights
         are shared, not copied, and its text encoder is left out.
     text_features: (classes, D), in the order of the classes. They stay as they are: only the image encoder adapts.
-    scale: what cosines are multiplied with; if left out, the model's own (its logit_scale).
+    scale: factor of the cosines; by default the model's logit_scale.
     """
     check_model(model)
     _check_text(text_features)
