@@ -99,22 +99,21 @@ def _combined(calls: list[Call], logits: Tensor) -> str:
     for path, layer, inp, out in reversed(calls):
         if makes_logits(out, logits):
             return _unusable(path, layer, inp, out, logits)
-        if inp.shape == out.shape == logits.shape and torch.allclose(out + inp, logits, rtol=1e-4, atol=1e-5):
+        if inp.shape == out.shape and _close(out + inp, logits):
             return f"a skip is added to {path!r} (a residual sum); put the sum into a module of its own"
-        pooled = [t.flatten(2).mean(dim=2) for t in (out, out.relu()) if logits.ndim == 2 < out.ndim]
-        if any(t.shape == logits.shape and torch.allclose(t, logits, rtol=1e-4, atol=1e-5) for t in pooled):
+        maps = (out, out.relu()) if logits.ndim == 2 < out.ndim else ()
+        if any(_close(t.flatten(2).mean(dim=2), logits) for t in maps):
             return f"the map of {path!r} is pooled after it"
     fits = [(path, out) for path, _, _, out in calls if out.ndim == logits.ndim and out.shape[:2] == logits.shape[:2]]
     for (one, a), (two, b) in combinations(fits[-8:], 2):
-        if a.shape == b.shape and any(_close(mixed, logits) for mixed in (a + b, (a + b) / 2)):
+        if a.shape == b.shape and any(_close(t, logits) or makes_logits(t, logits) for t in (a + b, (a + b) / 2)):
             return f"{one!r} and {two!r} are combined"
     return ""
 
 
 def _close(out: Tensor, logits: Tensor) -> bool:
-    """Return whether the logits are this sum, resized or as it is, up to rounding."""
-    same = out.shape == logits.shape and torch.allclose(out, logits, rtol=1e-4, atol=1e-5)
-    return same or makes_logits(out, logits)
+    """Return whether the logits are this output up to rounding."""
+    return out.shape == logits.shape and torch.allclose(out, logits, rtol=1e-4, atol=1e-5)
 
 
 def _unusable(path: str, layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> str:
@@ -125,7 +124,7 @@ def _unusable(path: str, layer: nn.Module, inp: Tensor, out: Tensor, logits: Ten
         return f"{path!r} sees maps of {tuple(inp.shape[2:])} pixels and the model gives one answer per image"
     if isinstance(layer, TRANSPOSED):
         grown = f"{tuple(inp.shape[2:])} pixels to {tuple(out.shape[2:])}"
-        return f"{path!r} is a transposed convolution from {grown}, not by a multiple of its stride"
+        return f"{path!r} is a transposed convolution from {grown}, which is no multiple by its stride"
     if isinstance(layer, CONVOLUTIONS):
         return f"{path!r} changes the size of the map, so features and logits are of different pixels"
     return f"{path!r} runs more than once, or on more than one feature vector per image"

@@ -21,14 +21,9 @@ T = TypeVar("T")
 
 @torch.no_grad()
 def find_head(
-    model: nn.Module,
-    x: Tensor,
-    *,
-    name: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
-    strict: bool = True,
-    min_channels: int = 2,
-) -> tuple[str, Tensor]:
+    model: nn.Module, x: Tensor, *, name: str | None = None, output: Callable[[Any], Tensor] | None = None,
+    strict: bool = True, min_channels: int = 2,
+) -> tuple[str, Tensor]:  # fmt: skip
     """Return the name of the head, the last linear layer whose output is the logits, and the logits for x.
 
     Where no single layer's output is, a module of linear layers may be the head: a residual sum. With `name` that layer

@@ -6,22 +6,24 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trueup.finite import NotFiniteError, check_values, usable
+from trueup.hooks import hooked
 from trueup.model.caches import Caches
 from trueup.model.calls import Batch, Signature, as_logits, call_model, output_function
-from trueup.model.graph import Calls, CompiledModel
-from trueup.model.recompute import NotRecomputableError, RecomputedBlocks, recomputing
+from trueup.model.recompute import NotRecomputableError, RecomputedBlocks, recomputing, replaced_forward
 from trueup.norm.policy import NormPolicy, SourcePolicy
 from trueup.validate import check_bool, check_choice
 
 log = logging.getLogger("trueup")
 
 T = TypeVar("T")
+Calls = list[tuple[Tensor, Tensor]]  # inputs and outputs of a layer
 
 PRECISIONS: dict[str, torch.dtype | None] = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 LOSS_SCALE = 2.0**12  # in fp16, so that small gradients are not rounded to zero
@@ -77,11 +79,52 @@ class RunSettings:
 def recording_calls(layer: nn.Module | None) -> Iterator[Calls]:
     """Collect the inputs and outputs of a layer, call by call."""
     calls: Calls = []
-    if layer is None:
+    with hooked(() if layer is None else (layer,), after=lambda _, args, out: calls.append((args[0], out))):
         yield calls
-        return
-    with layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out))):
-        yield calls
+
+
+class CompiledModel:
+    """A model that is compiled when it first runs; copies compile again."""
+
+    def __init__(self) -> None:
+        self._function: Callable[..., tuple[Any, Calls]] | None = None
+        self._recording: Callable[..., Any] | None = None
+        self._calls: Calls = []
+
+    def __call__(self, model: nn.Module, layer: nn.Module | None, x: Tensor) -> tuple[Any, Calls]:
+        """Return the model's output and the calls of a layer."""
+        function = self._function or self._compile(model, layer)
+        self._calls.clear()  # a forward that failed has left some
+        # The same function each time: another would be compiled anew.
+        with nullcontext() if layer is None or self._recording is None else replaced_forward(layer, self._recording):
+            output: tuple[Any, Calls] = call_model(function, x)
+        return output
+
+    def _compile(self, model: nn.Module, layer: nn.Module | None) -> Callable[..., tuple[Any, Calls]]:
+        calls = self._calls
+        if layer is not None:
+            forward = layer.forward
+
+            def recording(x: Tensor) -> Tensor:
+                out: Tensor = forward(x)
+                calls.append((x, out))
+                return out
+
+            self._recording = recording
+
+        def run(*args: Any, **kwargs: Any) -> tuple[Any, Calls]:
+            output, recorded = model(*args, **kwargs), list(calls)
+            calls.clear()  # dynamo specialises on the length of the list, so it must always start empty
+            return output, recorded
+
+        # A code object of its own: dynamo limits recompilations per code object, which all models would share.
+        code = run.__code__.replace()
+        self._function = torch.compile(FunctionType(code, globals(), run.__name__, None, run.__closure__))
+        return self._function
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Leave compiled code out of files and copies."""
+        return CompiledModel, ()
 
 
 class Steps:

@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 
 def sharpness_aware(
-    loss: Tensor,
-    parameters: Sequence[nn.Parameter],
-    radius: float,
-    second_loss: Callable[[], Tensor | None],
+    loss: Tensor, parameters: Sequence[nn.Parameter], radius: float, second_loss: Callable[[], Tensor | None],
     backward: Callable[[Tensor, Sequence[nn.Parameter]], None],
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Replace the gradient of a loss by the one at a distance of `radius` along it, and return the loss there.
 
     Returns None if there is no loss there, and the first loss if its gradient is not finite. The parameters come back,

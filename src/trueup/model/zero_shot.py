@@ -103,6 +103,5 @@ def _check_text(text: Tensor) -> None:
             f"for each of at least two classes"
         )
     lengths = torch.linalg.vector_norm(text.detach().float(), dim=1)
-    if not bool(((lengths > 0) & lengths.isfinite()).all()):
-        bad = (~((lengths > 0) & lengths.isfinite())).nonzero().flatten().tolist()
+    if bad := (~((lengths > 0) & lengths.isfinite())).nonzero().flatten().tolist():
         raise ValueError(f"text_features have rows that are zero or not finite: {bad[:10]}")
