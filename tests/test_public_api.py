@@ -15,7 +15,7 @@ answer checkpoint fork forward frozen load pause prepare reset resume save train
 """
 # Used by the other modules of the core; not for users.
 ADAPTER_PARTS = """
-act checked expect_update make_memory make_optimizer mutable_tensors source_digest warn_once
+act make_memory make_optimizer mutable_tensors source_digest warn_once
 """
 HOOKS = """
 after forward hyperparameters init loss observe predict prepare rows

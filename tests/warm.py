@@ -3,6 +3,7 @@
 Only libraries of others are imported beforehand, so that a program that forgets an import of ours still fails.
 """
 
+import atexit
 import importlib
 import json
 import os
@@ -68,6 +69,13 @@ class Server:
         """Return the exit status of the program that was started."""
         return self._read()
 
+    def close(self) -> None:
+        """End the process."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.process.wait()
+
     def _read(self) -> int:
         assert self.process.stdout is not None
         return int(self.process.stdout.readline())
@@ -76,7 +84,9 @@ class Server:
 @cache
 def _server() -> Server:
     """Return the server of this process, whose programs have warnings as errors."""
-    return Server("-W", "error")
+    server = Server("-W", "error")
+    atexit.register(server.close)
+    return server
 
 
 def _serve() -> dict[str, Any]:

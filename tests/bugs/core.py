@@ -177,8 +177,8 @@ ROWS = [
         "networks(adapter)[:1]",
         "test_caches",
     ),
-    ("steps: a device never leaves one out", "step_if_finite", "~size.isfinite()", "size != size", "test_steps"),
-    ("steps: those left out are counted", "Steps._read", "self._count -= int(held)", "", "test_steps"),
+    ("steps: a device never leaves one out", "step_if_finite", "~norm.isfinite()", "norm != norm", "test_steps"),
+    ("steps: those left out are counted", "Steps._subtract", "self._count -= int(skipped)", "", "test_steps"),
     (
         "steps: the host waits twice",
         "Adapter._update",
@@ -198,7 +198,7 @@ ROWS = [
     (
         "calls: views of inputs that must be whole",
         "refuse_parts",
-        "if signature.whole: ...",
+        "if signature.only_original: ...",
         "if False: ...",
         "test_calls",
     ),

@@ -89,8 +89,8 @@ ROWS = [
     (
         "drift alarm: old images count as new ones",
         "PooledMoments.add",
-        "keep = math.exp(-(images - float(self.at)) / self.memory)",
-        "keep = 1.0",
+        "decay = math.exp(-(images - float(self.at)) / self.memory)",
+        "decay = 1.0",
         "test_drift_alarm",
     ),
     (

@@ -60,7 +60,7 @@ ROWS = [
     ),
     (
         "sketch: not around a centre",
-        "Bank._begin_sketches",
+        "Bank._init_sketches",
         "self.centre = total / self.counts.sum()",
         "pass",
         "test_sketch",
@@ -89,15 +89,15 @@ ROWS = [
     (
         "pixel bank: entries forget what they stand for",
         "draw_pixels",
-        "count / count.clamp(max=samples)",
+        "count / count.clamp(max=per_class)",
         "torch.ones_like(count)",
         "test_pixel_tsd",
     ),
     (
         "pixel bank: the same pixels every time",
         "draw_pixels",
-        "torch.rand(label.shape, device=label.device)",
-        "torch.ones_like(label, dtype=torch.float32)",
+        "torch.rand(labels.shape, device=labels.device)",
+        "torch.ones_like(labels, dtype=torch.float32)",
         "test_pixel_tsd",
     ),
     (

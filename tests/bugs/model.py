@@ -6,7 +6,7 @@ ROWS = [
     (
         "parameters: all are updated",
         "select_parameters",
-        "{name: p for name, p in every.items() if wanted(name)}",
+        "{name: p for name, p in every.items() if name in names}",
         "{name: p for name, p in every.items()}",
         "test_params",
     ),
@@ -63,8 +63,8 @@ ROWS = [
     (
         "labels: every label sees the first",
         "_two_classes",
-        "torch.stack((torch.zeros_like(p[:, label]), p[:, label]), dim=1)",
-        "torch.stack((torch.zeros_like(p[:, 0]), p[:, 0]), dim=1)",
+        "torch.stack((torch.zeros_like(logits[:, label]), logits[:, label]), dim=1)",
+        "torch.stack((torch.zeros_like(logits[:, 0]), logits[:, 0]), dim=1)",
         "test_segmenters",
     ),
     (
@@ -85,8 +85,8 @@ ROWS = [
     (
         "params: frozen ones are trainable",
         "select_parameters",
-        "wanted = lambda name: flags.get(name, True)",
-        "wanted = lambda name: True",
+        "{name for name in every if flags.get(name, True)}",
+        "{name for name in every}",
         "test_effects",
     ),
     (
@@ -96,18 +96,24 @@ ROWS = [
         "True",
         "test_low_memory",
     ),
-    ("runner: a layout is never taken back", "Runner._lay_out", "moved and not last", "False", "test_runner"),
+    (
+        "runner: a layout is never taken back",
+        "Runner._lay_out",
+        "while self._channels_last: ...",
+        "while False: ...",
+        "test_runner",
+    ),
     (
         "autotune: all ways in one layout",
         "autotune",
-        "trials.get(way.channels_last) or trials.setdefault(way.channels_last, net.clone())",
+        "trials.get(layout) or trials.setdefault(layout, net.clone())",
         "trials.get(None) or trials.setdefault(None, net.clone())",
         "test_runner",
     ),
     (
         "autotune: a way that does not work is an error",
         "fastest",
-        "way == ways[0] or _works(step, way)",
+        "c == candidates[0] or _works(run, c)",
         "True",
         "test_runner",
     ),
@@ -134,7 +140,7 @@ ROWS = [
     ),
     (
         "low memory: buffers of a pass that is taken again",
-        "Runner.retrying",
+        "Runner.run_with_retry",
         "part.get_buffer(name).copy_(t)",
         "pass",
         "test_low_memory",
@@ -176,7 +182,13 @@ ROWS = [
         "self.eval()",
         "test_caches",
     ),
-    ("autotune: any gain is enough", "fastest", "GAIN * medians[ways[0]]", "medians[ways[0]]", "test_runner"),
+    (
+        "autotune: any gain is enough",
+        "fastest",
+        "MAX_TIME_RATIO * medians[candidates[0]]",
+        "medians[candidates[0]]",
+        "test_runner",
+    ),
     (
         "runner: the scale of fp16 stays in the gradient",
         "Runner.backward",

@@ -78,7 +78,7 @@ def test_rdumb() -> None:
     expected = play(fresh, XS[:4])
     fresh.reset()
     assert same(answers, expected + play(fresh, XS[4:8]))
-    assert Guard(cap=4).every_rule[-1] == RDumb(every=4)
+    assert Guard(cap=4).all_rules[-1] == RDumb(every=4)
 
 
 def test_asr_by_hand() -> None:

@@ -110,7 +110,7 @@ def test_the_fastest_way_is_chosen_if_it_is_clearly_faster(
     monkeypatch.setattr(tuning, "time", clock)
     way = tuning.fastest(RunSettings(precision="auto", channels_last="auto"), clock.step, torch.device("cpu"))
     assert (way.precision, way.channels_last) == chosen
-    assert not way.open
+    assert not way.unresolved
 
 
 def test_only_what_is_open_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_only_what_is_open_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_measuring_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(tuning, "GAIN", 0.0)  # nothing is that fast
+    monkeypatch.setattr(tuning, "MAX_TIME_RATIO", 0.0)  # nothing is that fast
     with caplog.at_level(logging.INFO, logger="trueup"):
         auto = trueup.adapt(convnet(), "tsd", precision="auto", channels_last="auto")
         plain = trueup.adapt(convnet(), "tsd")
@@ -164,7 +164,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_a_way_that_a_model_cannot_take_is_not_chosen(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "GAIN", 1e9)  # any other way is fast enough
+    monkeypatch.setattr(tuning, "MAX_TIME_RATIO", 1e9)  # any other way is fast enough
     torch.manual_seed(0)
     x, model = torch.randn(8, 3, 16, 16), Odd(half)
     tried = []

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.model.runner import Steps
-from trueup.model.steps import decides, step_if_finite
+from trueup.model.steps import left_to_device, step_if_finite
 from trueup.testing import convnet, images
 from trueup.testing.case import difference, play, same
 
 XS = [images(16, seed=i, shift=1.0)[0] for i in range(6)]
+
+AWAY = torch.ones((), device="meta")
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def test_a_step_that_is_left_out_is_none(kind: Any, bad: float, at: int) -> None
     g = torch.Generator().manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(3, 4)) for _ in range(2))
     one, other = (kind([p], lr=0.1, fused=True) for p in (ours, theirs))
-    assert decides(one)
+    assert left_to_device(one, AWAY)
     for i in range(5):
         grad = torch.randn(3, 4, generator=g)
         if i == at:
@@ -55,8 +57,8 @@ def test_a_step_that_is_left_out_is_none(kind: Any, bad: float, at: int) -> None
 
 def test_which_optimisers_decide() -> None:
     p = [nn.Parameter(torch.ones(2))]
-    assert not decides(torch.optim.Adam(p, fused=False))
-    assert not decides(torch.optim.SGD(p, lr=0.1, fused=True))
+    assert not left_to_device(torch.optim.Adam(p, fused=False), AWAY)
+    assert not left_to_device(torch.optim.SGD(p, lr=0.1, fused=True), AWAY)
 
 
 def test_one_look_reads_all() -> None:

@@ -74,7 +74,7 @@ def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: 
     net.model.requires_grad_(False)
     for p in selected.values():
         p.requires_grad_(True)
-    if x is not None and net.runner.settings.open:
+    if x is not None and net.runner.settings.unresolved:
         with adapter.random.drawing(x.device):
             net.use(autotune(net, x, learns=bool(selected)))
     if adapter.monitor is not None:
@@ -113,7 +113,7 @@ def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
 def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[Any], Tensor] | None) -> None:
     """Refuse another tensor whose length equals the batch size by chance, such as one row per class."""
     try:
-        few = as_logits(call_model(model, x[:2]), output, rows=2, least=1)
+        few = as_logits(call_model(model, x[:2]), output, rows=2, min_channels=1)
     except Exception:  # a model with a fixed batch size cannot be checked
         return
     if few.shape[1] != logits.shape[1]:

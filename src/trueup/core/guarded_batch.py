@@ -103,7 +103,7 @@ def judged_answer(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Tensor)
     drift = parameter_drift(adapter.net, weights) if monitor.measures_drift(n) else None
     features = None
     if monitor.seen:
-        monitor.moments.take(adapter.net.model, monitor.seen, monitor.marks.images)
+        monitor.moments.add(adapter.net.model, monitor.seen, monitor.marks.images)
         features = monitor.moments.shift(adapter.net.model, weights)
     verdict = monitor.judge(batch_signals(answer, source=source, drift=drift, features=features, **step))
     adapter.act(verdict.decisions)
@@ -145,7 +145,7 @@ def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
     weights = {name: t.clone() if name in buffers else t for name, t in source.items()}
     with undisturbed(x.device):
         answer = call_model(lambda *args, **kwargs: torch.func.functional_call(model, weights, args, kwargs), x)
-    logits = as_logits(answer, net.runner.output, rows=len(x), least=1 if net.multilabel else 2)
+    logits = as_logits(answer, net.runner.output, rows=len(x), min_channels=1 if net.multilabel else 2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -111,9 +111,9 @@ def from_file(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str
 def _settings_of(adapter: AdapterBase, header: dict[str, Any], path: str | Path) -> RunSettings:
     """Return the settings to run with; those that were measured are the file's."""
     ours = adapter.net.runner.settings
-    found = ours.open or ours.measured
+    found = ours.unresolved or ours.measured
     settings = replace(ours, measured=found, **{key: header["engine"][key] for key in found})
-    if settings.open:
+    if settings.unresolved:
         raise ValueError(f"{path} does not say how its model ran: {brief(header['engine'])}")
     return settings
 

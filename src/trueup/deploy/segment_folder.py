@@ -219,7 +219,7 @@ def _adapter(config: SegmentConfig) -> Adapter:
     example = _example(config).to(config.device)
     with torch.no_grad():
         answer = _try_model(copy_model(model).eval(), example, config)
-    shape = tuple(as_logits(answer, None, rows=len(example), least=1 if config.multilabel else 2).shape)
+    shape = tuple(as_logits(answer, None, rows=len(example), min_channels=1 if config.multilabel else 2).shape)
     if len(shape) != example.ndim or shape[1] > MOST:
         seen = "two images" if config.window is None else f"windows {tuple(example.shape)}"
         raise ValueError(f"the model answers {seen} with {shape}: these are not masks of at most {MOST} classes")

@@ -60,11 +60,11 @@ class Guard:
     window: int = 256
     """Images in a window: a good state is kept once per window, and the first cool-down lasts one window."""
     compare: int = 8
-    """Compare every so many batches with the frozen source; in the first window and under suspicion, every batch."""
+    """Compare every `compare`-th batch with the frozen source; in the first window and under suspicion, every batch."""
     probation: int = 2
     """Windows without a request of a rule until a model counts as healthy again after a rollback."""
     largest: float = 1000.0
-    """Quarantine images with a value this many times above the usual, like images with NaN."""
+    """Quarantine images with a value this many times above the typical maximum, like images with NaN."""
     cap: int | None = None
     """Reset to the source every so many batches (RDumb); None: never."""
     notify: Callable[[Event], None] | None = field(default=None, repr=False, compare=False)
@@ -92,6 +92,6 @@ class Guard:
                 log.exception("notify failed")
 
     @property
-    def every_rule(self) -> tuple[Rule, ...]:
+    def all_rules(self) -> tuple[Rule, ...]:
         """The rules, with the cap as one of them."""
         return self.rules if self.cap is None else (*self.rules, RDumb(every=self.cap))

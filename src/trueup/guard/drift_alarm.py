@@ -60,27 +60,20 @@ class PooledMoments(nn.Module):
         for name in ("first", "second"):
             self.register_buffer(name, torch.zeros(sum(layers), dtype=torch.float64))
 
-    def take(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
-        """Add the collected moments and clear the list."""
-        self.add(model, seen, images)
-        seen.clear()
-
     @torch.no_grad()
     def add(self, model: nn.Module, seen: SeenMoments, images: int) -> None:
-        """Add the moments of a batch, and let older ones decay.
+        """Add the moments of a batch, clear the list, and let older moments decay.
 
         images: number of images so far. If a layer ran several times, the first call counts: the others may be views,
         stored images, or a comparison with the source.
         """
-        keep = math.exp(-(images - float(self.at)) / self.memory)
+        decay = math.exp(-(images - float(self.at)) / self.memory)
         self.at.fill_(images)
         for t in (self.count, self.first, self.second):
-            t.mul_(keep)
+            t.mul_(decay)
         calls = {layer: (mean, variance, n) for layer, mean, variance, n in reversed(seen)}
-        start = 0
-        for i, layer in enumerate(batchnorms(model)):
-            rows = slice(start, start + layer.num_features)
-            start += layer.num_features
+        seen.clear()
+        for i, layer, rows in _rows(model):
             if layer in calls:
                 mean, variance, n = calls[layer]
                 mean, variance = mean.double().to(self.first.device), variance.double().to(self.first.device)
@@ -96,10 +89,7 @@ class PooledMoments(nn.Module):
         """
         found: dict[str, float] = {}
         names = {layer: path for path, layer in model.named_modules()}
-        start = 0
-        for i, layer in enumerate(batchnorms(model)):
-            rows = slice(start, start + layer.num_features)
-            start += layer.num_features
+        for i, layer, rows in _rows(model):
             if float(self.count[i]) < min(MIN_POOLED, self.memory / 2) * (1 - math.exp(-1)):
                 continue
             prefix, eps = f"{names[layer]}." if names[layer] else "", layer.eps
@@ -112,6 +102,14 @@ class PooledMoments(nn.Module):
         if not found:
             return None
         return FeatureShift(sum(found.values()) / len(found), max(found, key=found.__getitem__))
+
+
+def _rows(model: nn.Module) -> Iterator[tuple[int, _BatchNorm, slice]]:
+    """Yield the number of each BatchNorm layer, the layer, and its part of the buffers."""
+    start = 0
+    for i, layer in enumerate(batchnorms(model)):
+        yield i, layer, slice(start, start + layer.num_features)
+        start += layer.num_features
 
 
 @dataclass(frozen=True, kw_only=True)

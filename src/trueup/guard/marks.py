@@ -1,4 +1,4 @@
-"""The data of a monitor: what it remembers in plain values, and what it decides."""
+"""The data of a monitor: its counters and flags, and its decisions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Marks:
-    """All that a monitor remembers in plain values; saved with the state of an adapter."""
+    """The counters and flags of a monitor; saved with the state of an adapter."""
 
     checking: int
     """Every batch is compared with the source up to this number of images."""
@@ -53,7 +53,7 @@ class Marks:
     before: str = "healthy"
     """State before the suspicion."""
     usual: float = 0.0
-    """Usual size of the largest value of an image."""
+    """Typical maximum of the absolute values of an image."""
     refused: int = 0
     """Images refused for their size since one was taken."""
     stuck: int = 0
@@ -69,7 +69,7 @@ class Marks:
         return asdict(self)
 
     def loaded(self, values: Mapping[str, Any]) -> Marks:
-        """Return the marks that a file holds; these are compared with to see whether it is well-formed."""
+        """Return the marks in a file; refuse malformed data."""
         values = {**values, "events": {"drift": 0, **values["events"]}}  # older files do not have it
         mine = self.to_dict()
         fits = values.keys() == mine.keys() and values["state"] in STATES and values["before"] in STATES

@@ -1,7 +1,7 @@
 """The monitor of a guard: signals of a batch in, decisions out.
 
 healthy → suspect (nothing is learnt) → rolled back (to the last good state, and nothing is learnt for a while) →
-fallback (the source answers, while the adapter tries again unseen) → probation (under close watch) → healthy.
+fallback (the source predicts, while the adapter restarts in the background) → probation (under close watch) → healthy.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from trueup.guard.rules import Action, BatchSignals, Rule
 
 log = logging.getLogger("trueup.guard")
 
-STUCK = 3  # gradients that are not finite, one after another
-LONGEST = 16  # times its length that a cool-down may grow to
+MAX_BAD_GRADIENTS = 3  # gradients in a row that are not finite
+MAX_COOLDOWN = 16  # windows that a cool-down may grow to
 
 
 class Monitor:
-    """A guard at work on one adapter, which it never touches."""
+    """A guard at work on one adapter: it returns decisions, and changes nothing in the adapter."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.rules = guard.every_rule
+        self.rules = guard.all_rules
         self.alarm = next((rule for rule in self.rules if isinstance(rule, Shift)), None)
         self.pending: list[Event] = []
         """Events that nobody has been notified of yet."""
@@ -41,7 +41,7 @@ class Monitor:
         self.restart()
 
     def attach(self, classes: int, layers: Sequence[int]) -> None:
-        """Learn what is watched: the number of classes, and the number of features of each BatchNorm layer."""
+        """Set the number of classes, and the number of features of each BatchNorm layer."""
         self._classes, self._layers = classes, layers
 
     def restart(self) -> None:
@@ -71,7 +71,7 @@ class Monitor:
 
     @property
     def health(self) -> Health:
-        """The state of the adapter in the eyes of its guard."""
+        """The state of the adapter, according to its guard."""
         m = self.marks
         return Health(m.state, m.reason, m.images, dict(m.numbers), dict(m.events), tuple(m.quarantined))
 
@@ -83,11 +83,11 @@ class Monitor:
     # Rows of a batch
 
     def accept(self, usual: float) -> None:
-        """Note that rows were taken, and the usual size of their values."""
+        """Note that rows were taken, and their typical maximum."""
         self.marks.usual, self.marks.refused = usual, 0
 
     def refuse_all(self, sizes: Tensor) -> None:
-        """Note that all rows were too large; if that lasts, their size becomes the usual one."""
+        """Note that all rows were too large; if that lasts, their size becomes the typical one."""
         if bool((sizes <= LARGEST).all()):
             self.marks.refused += len(sizes)
             if self.marks.refused >= self.guard.window // 4:
@@ -97,7 +97,7 @@ class Monitor:
         """Note which rows were left out."""
         self.marks.quarantined = rows
         if rows:
-            self._tell("quarantined", f"rows {rows[:10]} hold values that are NaN, infinite or too large")
+            self._report("quarantined", f"rows {rows[:10]} hold values that are NaN, infinite or too large")
 
     def answer_shape(self, x: Tensor) -> list[int] | None:
         """Return the shape of the last answer to an image of this shape, if there was one."""
@@ -107,11 +107,11 @@ class Monitor:
     # A step
 
     def refuses(self, loss: float, gradient: float) -> bool:
-        """Return True if a step with this loss and gradient norm is to be left out."""
+        """Note the loss of a step; return True if its gradient norm is a reason to skip it."""
         self.loss = loss
         reasons = [rule.before(gradient, memory) for rule, memory in self._rules()]
         for reason in filter(None, reasons):
-            self._tell("skipped", f"a step was left out: {reason}")
+            self._report("skipped", f"a step was left out: {reason}")
         return any(reasons)
 
     def step_taken(self, *, finite: bool) -> list[Decision]:
@@ -122,10 +122,10 @@ class Monitor:
     def gradient_failed(self) -> list[Decision]:
         """Judge a gradient that is not finite; several in a row mean that something remembered is not finite."""
         self.marks.stuck += 1
-        if self.marks.stuck < STUCK:
+        if self.marks.stuck < MAX_BAD_GRADIENTS:
             return []
         self.marks.stuck = 0
-        return self.roll_back(f"{STUCK} gradients after another were not finite")
+        return self.roll_back(f"{MAX_BAD_GRADIENTS} gradients in a row were not finite")
 
     # A whole batch
 
@@ -182,37 +182,37 @@ class Monitor:
     def _decide(self, wanted: list[Action], n: int) -> list[Decision]:
         """Turn what rules ask for into decisions, by the present state."""
         m, decisions = self.marks, list[Decision]()
-        by = {action.kind: action for action in wanted}
-        if "drift" in by:
-            self._tell("drift", by["drift"].reason)
+        by_kind = {action.kind: action for action in wanted}
+        if "drift" in by_kind:
+            self._report("drift", by_kind["drift"].reason)
         if m.state not in FROZEN:
-            decisions += self._changes(wanted)
-        if "reset" in by:
-            self._compare_anew()
-            self._tell("reset", by["reset"].reason)
+            decisions += self._parameter_moves(wanted)
+        if "reset" in by_kind:
+            self._restart_comparisons()
+            self._report("reset", by_kind["reset"].reason)
             decisions.append(Decision("restart"))
-        bad = by.get("fallback") or by.get("rollback") or by.get("suspect")
-        if bad is not None and m.state in ("healthy", "suspect", "probation"):
-            decisions += self._worsen(bad)
-        elif bad is not None and m.images - m.since >= self.guard.window // 4:
-            decisions += self.fall_back(bad.reason)  # going back was no help, or the next try was no better
-        elif bad is None:
+        worst = by_kind.get("fallback") or by_kind.get("rollback") or by_kind.get("suspect")
+        if worst is not None and m.state in ("healthy", "suspect", "probation"):
+            decisions += self._escalate(worst)
+        elif worst is not None and m.images - m.since >= self.guard.window // 4:
+            decisions += self.fall_back(worst.reason)  # the rollback or the retry did not help
+        elif worst is None:
             self._recover(n)
-            if "check" in by and m.images > m.checking and m.state == "healthy":
+            if "check" in by_kind and m.images > m.checking and m.state == "healthy":
                 m.checking = m.images + self.guard.window
-                self._compare_anew()
+                self._restart_comparisons()
         return decisions
 
-    def _changes(self, wanted: list[Action]) -> list[Decision]:
+    def _parameter_moves(self, wanted: list[Action]) -> list[Decision]:
         decisions = []
         for action in wanted:
             if action.kind in ("pull", "restore", "part"):
                 decisions.append(Decision(action.kind, action.share))
                 if action.kind != "restore" and action.reason:
-                    self._tell("pull", action.reason)
+                    self._report("pull", action.reason)
         return decisions
 
-    def _worsen(self, bad: Action) -> list[Decision]:
+    def _escalate(self, bad: Action) -> list[Decision]:
         m = self.marks
         if bad.kind == "fallback":
             return self.fall_back(bad.reason)
@@ -223,7 +223,7 @@ class Monitor:
         else:
             m.before = m.state
             self._enter("suspect", bad.reason)
-            self._tell("suspect", bad.reason)
+            self._report("suspect", bad.reason)
         return []
 
     def _recover(self, n: int) -> None:
@@ -234,7 +234,7 @@ class Monitor:
             self._enter(m.before, "the suspicion was not confirmed")
         elif m.state in ("rolled back", "fallback") and m.images >= m.until:
             self._enter("probation", f"the cool-down after: {m.reason}")
-            self._compare_anew()
+            self._restart_comparisons()
         elif m.state == "probation" and m.good >= guard.probation * guard.window:
             self._enter("healthy", "")
             log.info("after %d images: healthy again", m.images)
@@ -244,37 +244,35 @@ class Monitor:
     # Changes of state
 
     def roll_back(self, reason: str) -> list[Decision]:
-        """Decide to return to the last good state; during a fallback, to start the hidden try again."""
+        """Decide to return to the last good state; during a fallback, to restart in the background."""
         if self.marks.state == "fallback":
             return self.fall_back(reason)
-        self._enter("rolled back", reason)
-        self._cool_down()
-        self._compare_anew()
-        self._tell("rollback", reason)
+        self._cool_down("rolled back", reason)
+        self._report("rollback", reason)
         return [Decision("rollback")]
 
     def fall_back(self, reason: str) -> list[Decision]:
-        """Decide to let the source answer, and to start again from it."""
-        self._enter("fallback", reason)
-        self._cool_down()
-        self._compare_anew()
-        self._tell("fallback", reason)
+        """Decide to let the source predict, and to restart from it."""
+        self._cool_down("fallback", reason)
+        self._report("fallback", reason)
         return [Decision("restart")]
 
     def _enter(self, state: str, reason: str) -> None:
         m = self.marks
         m.state, m.reason, m.since, m.good = state, reason, m.images, 0
 
-    def _cool_down(self) -> None:
+    def _cool_down(self, state: str, reason: str) -> None:
         m = self.marks
+        self._enter(state, reason)
+        self._restart_comparisons()
         m.until = m.images + m.cooldown
-        m.cooldown = min(2 * m.cooldown, LONGEST * self.guard.window)
+        m.cooldown = min(2 * m.cooldown, MAX_COOLDOWN * self.guard.window)
 
-    def _compare_anew(self) -> None:
+    def _restart_comparisons(self) -> None:
         for rule, memory in self._rules():
             rule.restart(memory)
 
-    def _tell(self, name: str, reason: str) -> None:
+    def _report(self, name: str, reason: str) -> None:
         m = self.marks
         m.events[name] += 1
         level = logging.WARNING if name in ("rollback", "fallback", "quarantined", "drift") else logging.INFO

@@ -91,11 +91,9 @@ class Asr(Rule):
     def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
         """Request a reset of more layers the further the concentration is below its running mean."""
         now, mean = diversity(F.softmax(signals.mean_logits, dim=0)), float(state.mean)
-        flips = 0.0
-        if signals.source is not None:
-            flips = float((signals.classes != signals.source.classes).float().mean())
-        rate = self.momentum * (1 - flips)
-        state.mean.fill_(mean + rate * (now - mean))
+        source = signals.source
+        flips = 0.0 if source is None else float((signals.classes != source.classes).float().mean())
+        state.mean.fill_(mean + self.momentum * (1 - flips) * (now - mean))
         if now >= mean:
             return None
         kept = max(self.keep - self.slope * (mean - now), 0.0)
@@ -112,7 +110,7 @@ class Cotta(Rule):
         check_float("chance", self.chance, 0, 1)
 
     def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """Request it after every batch."""
+        """Request a restore after every batch."""
         return Action("restore", "", self.chance)
 
 
@@ -126,7 +124,7 @@ class Roid(Rule):
         check_float("momentum", self.momentum, 0, 1)
 
     def after(self, signals: BatchSignals, state: Any, numbers: dict[str, float]) -> Action | None:
-        """Request it after every batch."""
+        """Request a pull after every batch."""
         return Action("pull", "", 1 - self.momentum)
 
 

@@ -30,7 +30,7 @@ class Action:
     check: compare the next batches with the source. suspect: stop learning until the suspicion is cleared.
     rollback: restore the last good state. fallback: predict with the source, as a rollback would not help.
     reset: restore the source. pull: move all parameters by `share` of the way to the source. restore: restore each
-    value to the source's with probability `share`. part: restore the last `share` of the layers. drift: only report.
+    value to the source's with probability `share`. part: restore the last `share` of layers. drift: only report.
     """
 
     kind: Kind
@@ -118,7 +118,7 @@ def diversity(probs: Tensor) -> float:
 
 
 def is_diverse(counts: Tensor, part: float) -> bool:
-    """Return True if the effective number of classes beyond the first is at least `part` of the most possible."""
+    """Return whether exp(entropy) - 1, the effective number of further classes, is at least `part` of its maximum."""
     return math.exp(diversity(counts)) >= 1 + part * (min(len(counts), float(counts.sum())) - 1)
 
 
@@ -194,9 +194,8 @@ class Diversity(Rule):
             return None
         ratio *= 1 if is_diverse(state.theirs, 0.5) else 2
         reason = f"predicts {math.exp(ours):.1f} classes where the source predicts {math.exp(theirs):.1f}"
-        if ratio < self.rollback:
-            return Action("rollback", reason)
-        return Action("suspect", reason) if ratio < self.suspect else None
+        kind: Kind = "rollback" if ratio < self.rollback else "suspect"
+        return Action(kind, reason) if ratio < self.suspect else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +246,8 @@ class Agreement(Rule):
         if float(state.count) < 2 * MIN_COMPARED or not is_diverse(state.theirs, self.sees):
             return None
         reason = f"agrees with the source on {same:.0%} of the images, where chance alone gives {chance:.0%}"
-        if kappa < self.rollback:
-            return Action("rollback", reason)
-        return Action("suspect", reason) if kappa < self.suspect else None
+        kind: Kind = "rollback" if kappa < self.rollback else "suspect"
+        return Action(kind, reason) if kappa < self.suspect else None
 
 
 @dataclass(frozen=True, kw_only=True)

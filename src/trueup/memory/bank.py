@@ -76,11 +76,10 @@ class Journaled(nn.Module):
 class Bank(Journaled):
     """Entries (feature, probabilities, class, entropy): the `per_class` of lowest entropy of each class.
 
-    `per_class=None` keeps everything. `unit` sums L2-normalised features for the prototypes instead of raw ones.
-    `order` is the norm that similarities divide by: 2 for the cosine. `half` stores features and probabilities in
-    float16, with features clamped to its range; the rest keeps its precision. `sketch` also stores sketches of long
-    features to search a large bank with (`nearest.py`). Ties: the older entry is kept at equal entropy; the newest is
-    the nearest at equal similarity, so that an entry just inserted is its own nearest.
+    per_class: None keeps everything. unit: sum L2-normalised features for the prototypes instead of raw ones.
+    order: the norm that similarities divide by, 2 for the cosine. half: store features and probabilities in float16,
+    with features clamped to its range. sketch: store sketches of long features to search a large bank (`nearest.py`).
+    Ties: the older entry is kept at equal entropy; the newest, as an entry just inserted, is nearest.
     """
 
     features: Tensor
@@ -123,7 +122,7 @@ class Bank(Journaled):
         self.register_buffer("scale", zeros(0))  # 1 / norm, for similarities
         self.register_buffer("weight", zeros(0))  # 1 / L2 norm, for sums of unit features
         self.register_buffer("arrival", zeros(0, dtype=torch.int64))
-        if sketch:  # empty until the bank is large: `_begin_sketches`
+        if sketch:  # empty until the bank is large: `_init_sketches`
             self.register_buffer("projection", nearest.make_projection(dim, self.scale))
             self.register_buffer("centre", zeros(dim))
             self.register_buffer("sketches", zeros(0, self.projection.shape[1] + 1, dtype=stored))
@@ -173,13 +172,13 @@ class Bank(Journaled):
         """Offer a batch of entries; those of lowest entropy are kept."""
         if (n := len(labels)) == 0:
             return
-        every = torch.arange(n, device=labels.device)
-        arrival, entropy = self.seen + every, entropy.to(self.entropy.dtype)
+        index = torch.arange(n, device=labels.device)
+        arrival, entropy = self.seen + index, entropy.to(self.entropy.dtype)
         self.seen += n
         if self.per_class is None:
-            rows = self._max_size() + every
+            rows = self._max_size() + index
             self._reserve(self._bounds.max_size + n)
-            update = Update(every, rows, rows[:0], rows[:0])
+            update = Update(index, rows, rows[:0], rows[:0])
         else:
             update = self._rank(labels, entropy, self.per_class)
         self._add_to_sums(update.freed, -1, update.freed_mask)
@@ -187,9 +186,9 @@ class Bank(Journaled):
         self._add_to_sums(update.rows, 1, update.kept_mask)
         self._recompute_sums(update.classes, update.classes_mask)
         if self.sketch and not len(self.sketches) and len(self.labels) >= nearest.MIN_ROWS:
-            self._begin_sketches()
-        _, _, least, most, count = self._bounds
-        self._bounds = Bounds(self.counts, _version(self.counts), least, min(most + n, self._capacity), count + n)
+            self._init_sketches()
+        _, _, low, high, count = self._bounds
+        self._bounds = Bounds(self.counts, _version(self.counts), low, min(high + n, self._capacity), count + n)
 
     def insert_predicted(self, features: Tensor, scores: Tensor) -> None:
         """Offer features under their predicted classes."""
@@ -264,7 +263,7 @@ class Bank(Journaled):
             old: Tensor = getattr(self, name)
             setattr(self, name, F.pad(old, [0, 0] * (old.ndim - 1) + [0, capacity - have]))
 
-    def _begin_sketches(self) -> None:
+    def _init_sketches(self) -> None:
         """Sketch all stored features around their mean; later ones are sketched as they come."""
         step = max(1, MAX_SUMMED // len(self.centre))
         parts = list(zip(self.features.split(step), self.scale.split(step), strict=True))

@@ -37,9 +37,8 @@ class ImageBuffer(Journaled):
         """Refuse inconsistent contents, as from a damaged file."""
         wide = int(self.shape.prod()) if len(self.shape) else 0
         fits = self.pixels.shape == (len(self.labels), wide) and len(self.waiting) == 1 and int(self.waiting) >= 0
-        fits = fits and bool(
-            (self.shape > 0).all() and (self.labels >= -1).all() and (self.labels < self.classes).all()
-        )
+        labels = (self.labels >= -1) & (self.labels < self.classes)
+        fits = fits and bool((self.shape > 0).all() and labels.all())
         if not fits:
             raise ValueError("the memory's images, shape and labels do not fit together")
 
@@ -51,14 +50,14 @@ class ImageBuffer(Journaled):
                 f"resize them, or reset() before the size changes"
             )
 
-    def write(self, x: Tensor, rows: dict[int, int]) -> None:
-        """Write images of a batch into slots: rows[slot] is the image's position in the batch."""
+    def write(self, x: Tensor, positions: dict[int, int]) -> None:
+        """Write images of a batch into slots: positions[slot] is the image's position in the batch."""
         if not len(self.shape):
             self.shape = torch.tensor(x.shape[1:], dtype=torch.int64, device=self.shape.device)
             self.pixels = self.pixels.new_zeros(len(self.pixels), x[0].numel())
-        if rows:
-            self.record(self.pixels, list(rows))
-            self.pixels[list(rows)] = x.detach()[list(rows.values())].flatten(1).to(self.pixels)
+        if positions:
+            self.record(self.pixels, list(positions))
+            self.pixels[list(positions)] = x.detach()[list(positions.values())].flatten(1).to(self.pixels)
 
     def read(self, net: nn.Module | None = None) -> Tensor:
         """Return all stored images, in the precision of `net` if given."""

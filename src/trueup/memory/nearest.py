@@ -17,7 +17,7 @@ MAX_SIMILARITIES = 2**24  # held at once: a search goes over the bank in chunks 
 CANDIDATES = 200  # rows compared exactly for each query
 SKETCH_RATIO, MIN_SKETCH = 4, 256  # a sketch has a quarter of a feature's length, but at least 256 values
 MIN_ROWS = 100 * CANDIDATES  # below, sketches do not pay: gathering one candidate costs as much as tens of products
-MAX_GATHERED = 2**19  # values that a CPU gathers at once: for larger buffers it asks the system each time
+MAX_GATHERED = 2**19  # values that a CPU gathers at once: larger buffers are not reused by the allocator
 
 
 def make_projection(dim: int, like: Tensor) -> Tensor:
@@ -28,12 +28,12 @@ def make_projection(dim: int, like: Tensor) -> Tensor:
     return scaled.to(like)
 
 
-def make_sketches(values: Tensor, centre: Tensor, projection: Tensor) -> Tensor:
+def make_sketches(features: Tensor, centre: Tensor, projection: Tensor) -> Tensor:
     """Sketch normalised features, by <a, b> = <a - c, b - c> + <c, b - c> + <a, c> with the centre c.
 
     Projections give the first product. The second is one more value of b's sketch. The last is the same for all b.
     """
-    centred = values - centre
+    centred = features - centre
     return torch.cat([centred @ projection, (centred @ centre).unsqueeze(1)], dim=1)
 
 
@@ -79,9 +79,9 @@ def _top_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return the k rows with the largest products of `vectors` (queries, or their sketches) and `entries`."""
     size, chunk = index.max_used, max(1, MAX_SIMILARITIES // max(1, len(queries)))
-    whole = list(_chunks(index, vectors, entries, scale, chunk)) if size <= chunk else []
+    kept = list(_chunks(index, vectors, entries, scale, chunk)) if size <= chunk else []
     best: list[Tensor] = []
-    for start, similarity in whole or _chunks(index, vectors, entries, scale, chunk):
+    for start, similarity in kept or _chunks(index, vectors, entries, scale, chunk):
         top = similarity.topk(min(k + 1, similarity.shape[1]), dim=1)
         best = _merge(best, [top.values, top.indices + start], k + 1)
         del similarity  # free this chunk before the next is made
@@ -92,12 +92,12 @@ def _top_rows(
     cutoff, tolerance = values[:, k - 1 : k], _tolerance(index, queries, rows[:, k - 1 : k])
     tied = cutoff - values[:, k : k + 1] <= tolerance
     values, rows = values[:, :k], rows[:, :k]
-    if whole and not queries.is_cpu:
-        newest = _break_ties(index, whole, cutoff, tolerance, k)
+    if kept and not queries.is_cpu:
+        newest = _break_ties(index, kept, cutoff, tolerance, k)
         return torch.where(tied, newest[0], values), torch.where(tied, newest[1], rows)
     at = tied.nonzero()[:, 0]  # chunks were not kept: waiting for the device is cheaper than comparing all again
     if len(at):
-        again = [(0, whole[0][1][at])] if whole else _chunks(index, vectors[at], entries, scale, chunk)
+        again = [(0, kept[0][1][at])] if kept else _chunks(index, vectors[at], entries, scale, chunk)
         values[at], rows[at] = _break_ties(index, again, cutoff[at], tolerance[at], k)
     return values, rows
 

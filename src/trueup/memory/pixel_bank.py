@@ -58,10 +58,10 @@ class PixelBank(nn.Module):
             for name, values in both.items():
                 getattr(self, name)[k] = values[order[: self.arrival.shape[1]]]
 
-    def prototypes(self, part: float = 1.0) -> Tensor:
-        """Return the mean feature of each class (C, D), over the `part` of lowest entropy, rounded up."""
+    def prototypes(self, fraction: float = 1.0) -> Tensor:
+        """Return the mean feature of each class (C, D), over the `fraction` of lowest entropy, rounded up."""
         filled = self.arrival >= 0
-        count = (filled.sum(dim=1, keepdim=True) * part).ceil()
+        count = (filled.sum(dim=1, keepdim=True) * fraction).ceil()
         rank = _sortable_entropy(self.entropy, self.arrival).argsort(dim=1, stable=True).argsort(dim=1)
         chosen = (filled & (rank < count)).to(self.features.dtype)
         return torch.einsum("ke,ked->kd", chosen, self.features) / count.clamp(min=1).to(self.features.dtype)
@@ -81,14 +81,14 @@ def _sortable_entropy(entropy: Tensor, arrival: Tensor) -> Tensor:
     return entropy.masked_fill(arrival < 0, torch.inf)
 
 
-def draw_pixels(label: Tensor, samples: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw up to `samples` pixels of each image and class from labels (N, P): (image, pixel, pixels represented)."""
-    random, parts = torch.rand(label.shape, device=label.device), []
-    for k in label.flatten().bincount().nonzero().flatten().tolist():
-        of_class = label == k
-        drawn = random.masked_fill(~of_class, -1).topk(min(samples, label.shape[1]), dim=1)
+def draw_pixels(labels: Tensor, per_class: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw up to `per_class` pixels of each image and class from labels (N, P): (image, pixel, pixels represented)."""
+    random, parts = torch.rand(labels.shape, device=labels.device), []
+    for k in labels.flatten().bincount().nonzero().flatten().tolist():
+        of_class = labels == k
+        drawn = random.masked_fill(~of_class, -1).topk(min(per_class, labels.shape[1]), dim=1)
         image, slot = (drawn.values >= 0).nonzero(as_tuple=True)
         count = of_class.sum(dim=1)[image]
-        parts.append((image, drawn.indices[image, slot], count / count.clamp(max=samples)))
+        parts.append((image, drawn.indices[image, slot], count / count.clamp(max=per_class)))
     image, pixel, weight = (torch.cat(part) for part in zip(*parts, strict=True))
     return image, pixel, weight

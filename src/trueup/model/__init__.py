@@ -1,1 +1,1 @@
-"""A network seen as features and a head, and how it is run; knows torch only."""
+"""A network seen as features and a head, and how it is run."""

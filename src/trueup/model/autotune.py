@@ -1,4 +1,4 @@
-"""The fastest way to run a model here, measured on a batch."""
+"""The fastest settings for running a model on this machine, measured on a batch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from trueup.model.split_model import SplitModel
 
 log = logging.getLogger("trueup")
 
-GAIN = 0.9  # a faster way must take at most this part of the usual time to be chosen
+MAX_TIME_RATIO = 0.9  # other settings are chosen only if they take at most this fraction of the default's time
 
 
 def autotune(net: SplitModel, x: Tensor, *, learns: bool) -> RunSettings:
-    """Return the settings with the open ones chosen, by forwards (and backwards) of copies on a batch."""
+    """Return the settings with unresolved ones chosen, by timing copies of the model on a batch."""
     trials: dict[bool | str | None, SplitModel] = {}
 
-    def step(way: RunSettings) -> None:
-        trial = trials.get(way.channels_last) or trials.setdefault(way.channels_last, net.clone())
-        trial.use(way)
+    def run(candidate: RunSettings) -> None:
+        layout = candidate.channels_last
+        trial = trials.get(layout) or trials.setdefault(layout, net.clone())
+        trial.use(candidate)
         for name, p in trial.model.named_parameters():
             p.requires_grad_(name in net.selected)
         with torch.set_grad_enabled(learns), trial.frozen_statistics(), trial.active(len(x)):
@@ -35,49 +36,47 @@ def autotune(net: SplitModel, x: Tensor, *, learns: bool) -> RunSettings:
         if x.device.type == "cuda":
             torch.cuda.synchronize(x.device)
 
-    usual = settings = net.runner.settings
-    if settings.channels_last is None:  # not a matter of time
-        settings = replace(
-            settings, channels_last=_works(step, replace(usual, precision="float32", channels_last=True))
-        )
-    settings = fastest(settings, step, x.device) if settings.open else settings
-    return replace(settings, measured=usual.open)
+    given = settings = net.runner.settings
+    if given.channels_last is None:  # channels last if the model supports it, whatever the time
+        works = _works(run, replace(given, precision="float32", channels_last=True))
+        settings = replace(given, channels_last=works)
+    settings = fastest(settings, run, x.device) if settings.unresolved else settings
+    return replace(settings, measured=given.unresolved)
 
 
 def fastest(
-    settings: RunSettings, step: Callable[[RunSettings], object], device: torch.device, rounds: int = 3
+    settings: RunSettings, run: Callable[[RunSettings], object], device: torch.device, rounds: int = 3
 ) -> RunSettings:
-    """Return the fastest way, if it is clearly faster than the usual one; the ways take turns."""
+    """Return the fastest settings if they are clearly faster than the default; candidates are run in turn."""
     precisions = _precisions(device) if settings.precision == "auto" else (settings.precision,)
     layouts = (False, True) if settings.channels_last == "auto" else (settings.channels_last,)
-    ways = [replace(settings, precision=p, channels_last=layout) for p in precisions for layout in layouts]
-    ways = [way for way in ways if way == ways[0] or _works(step, way)]  # this warms them up, too
-    times: dict[RunSettings, list[float]] = {way: [] for way in ways}
+    candidates = [replace(settings, precision=p, channels_last=layout) for p in precisions for layout in layouts]
+    candidates = [c for c in candidates if c == candidates[0] or _works(run, c)]  # this warms them up, too
+    times: dict[RunSettings, list[float]] = {c: [] for c in candidates}
     for i in range(rounds + 1):
-        for way in ways:
+        for candidate in candidates:
             start = time.perf_counter()
-            step(way)
+            run(candidate)
             if i:
-                times[way].append(time.perf_counter() - start)
-    medians = {way: statistics.median(seconds) for way, seconds in times.items()}
-    best = min(ways, key=medians.__getitem__)
-    chosen = best if medians[best] <= GAIN * medians[ways[0]] else ways[0]
-    log.info("measured: %s", "; ".join(f"{_describe(way)}: {1e3 * t:.0f} ms" for way, t in medians.items()))
-    return chosen
+                times[candidate].append(time.perf_counter() - start)
+    medians = {c: statistics.median(seconds) for c, seconds in times.items()}
+    best = min(candidates, key=medians.__getitem__)
+    log.info("measured: %s", "; ".join(f"{_describe(c)}: {1e3 * t:.0f} ms" for c, t in medians.items()))
+    return best if medians[best] <= MAX_TIME_RATIO * medians[candidates[0]] else candidates[0]
 
 
-def _works(step: Callable[[RunSettings], object], way: RunSettings) -> bool:
-    """Return whether a model runs so: some flatten with a view, some have operations without a half precision."""
+def _works(run: Callable[[RunSettings], object], candidate: RunSettings) -> bool:
+    """Return whether a model runs with these settings: some flatten by a view, some have no half precision."""
     try:
-        step(way)
+        run(candidate)
     except (RuntimeError, ValueError) as error:
-        log.info("%s does not work: %s", _describe(way), error)
+        log.info("%s does not work: %s", _describe(candidate), error)
         return False
     return True
 
 
-def _describe(way: RunSettings) -> str:
-    return f"{way.precision}{', channels last' if way.channels_last else ''}"
+def _describe(settings: RunSettings) -> str:
+    return f"{settings.precision}{', channels last' if settings.channels_last else ''}"
 
 
 def _precisions(device: torch.device) -> tuple[str, ...]:

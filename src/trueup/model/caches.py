@@ -1,6 +1,6 @@
 """Tensors that modules cache between eval forwards, such as a table of biases; they are cleared before each forward.
 
-A cached tensor has the graph of the batch that it was computed for, and nothing of what was learnt since.
+A cached tensor keeps an old graph and was computed with old weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INTERNAL = set(vars(nn.Module()))  # attributes of every module: parameters, bu
 
 
 class _Missing:
-    """A value that stands for a missing attribute; the class itself is used, as it is the same in all copies."""
+    """A sentinel for a missing attribute; the class itself is used, because it survives copies."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class Caches:
 
 
 def find_caches(model: nn.Module, x: Tensor) -> Caches:
-    """Detect caches by running the model twice: results that the second forward finds and does not compute anew.
+    """Detect caches by running the model twice: tensors with a graph that the second reuses.
 
-    Attributes that pass something on within a forward, or keep the last image of a stream, are computed anew by each.
-    The model is changed, so pass a copy.
+    Each forward makes its own tensors to pass on, or to keep from one image to the next. Pass a copy: it is changed.
     """
     for p in model.parameters():
         if p.is_floating_point():
@@ -66,7 +65,7 @@ def find_caches(model: nn.Module, x: Tensor) -> Caches:
 
 
 def held_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """Return the tensors in attributes of modules, by identity; a forward that caches something adds to them."""
+    """Return the tensors in attributes of modules, by identity."""
     return {id(t): t for _, value in _attributes(model) for t in _tensors(value)}
 
 

@@ -1,4 +1,4 @@
-"""Calls of a model: the images of a call, their checks, and the logits in the model's answer.
+"""Calls of a model: the images of a call, their checks, and the logits in the model's output.
 
 A model may be called with one tensor, by keyword, with a dict, or with several tensors.
 """
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from trueup.finite import check_values
 
-_TORCH = str(Path(torch.__file__).parent / "_")[:-1]  # with a separator at its end: torchvision is another
-_INPUT = re.compile(r"shape|\bsizes?\b|\bchannels?\b|\bdimensions?\b|\bdtype\b|\bheight\b|\bwidth\b", re.IGNORECASE)
+_TORCH = str(Path(torch.__file__).parent / "_")[:-1]  # ends with a separator, so torchvision does not match
+_OF_INPUT = re.compile(r"shape|\bsizes?\b|\bchannels?\b|\bdimensions?\b|\bdtype\b|\bheight\b|\bwidth\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Signature:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    whole: str = ""
-    """Why only whole inputs of the user may be shown to the model, if so."""
+    only_original: str = ""
+    """Why the model can run on the user's inputs only, not on images that a method makes; "" if it can."""
 
     def fill(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call with these tensors."""
@@ -52,8 +52,7 @@ class Signature:
 class Batch(Tensor):
     """Images with a signature and the other tensors of a call.
 
-    Rows can be picked as from a tensor. All other operations see the images alone and return plain tensors, so that
-    nothing can be mistaken for a whole input that is not.
+    Rows can be picked as from a tensor. All other operations see the images alone and return plain tensors.
     """
 
     signature: Signature
@@ -70,7 +69,7 @@ class Batch(Tensor):
 
     @property
     def images(self) -> Tensor:
-        """Return the images as a plain tensor."""
+        """The images as a plain tensor."""
         return self.as_subclass(Tensor)
 
     def with_images(self, images: Tensor) -> Batch:
@@ -110,35 +109,36 @@ def read_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     A tensor with as many rows goes along with them; everything else is handed to the model as it is. A dict whose keys
     are all parameters of the model's forward is passed as keywords.
     """
-    usual = len(args) == 1 and not kwargs and not isinstance(args[0], Mapping)
-    if usual and not (isinstance(args[0], Tensor) and args[0].dtype == torch.uint8):
-        return cast(Tensor, args[0])  # whether it is a tensor is checked with its values
+    plain = len(args) == 1 and not kwargs and not isinstance(args[0], Mapping)
+    if plain and not (isinstance(args[0], Tensor) and args[0].dtype == torch.uint8):
+        return cast(Tensor, args[0])  # its type is checked later
     inputs = args[0] if len(args) == 1 and not kwargs else None
-    if isinstance(inputs, Mapping) and _takes(model, inputs):
+    if isinstance(inputs, Mapping) and _accepts_keywords(model, inputs):
         args, kwargs = (), dict(inputs)
     found = dict(_tensors(args, kwargs))
     if not found:
         raise TypeError(f"no tensor among the inputs ({_shown(args, kwargs)}): pass a batch of images")
-    images = found[_images(found)]
+    first = _find_images(found)
+    images = found[first]
     rows = [key for key, t in found.items() if t.ndim > 0 and images.ndim > 0 and len(t) == len(images)]
-    rows = [_images(found), *(key for key in rows if key != _images(found))]
-    numbers = {key: Slot(i) for i, key in enumerate(rows)}
+    rows = [first, *(key for key in rows if key != first)]
+    slots = {key: Slot(i) for i, key in enumerate(rows)}
 
-    def slots(path: tuple[Any, ...], item: Any) -> Any:
+    def to_slots(path: tuple[Any, ...], item: Any) -> Any:
         if isinstance(item, Mapping):
-            return {key: slots((*path, key), value) for key, value in item.items()}
-        return numbers.get(path, item.detach() if isinstance(item, Tensor) else item)
+            return {key: to_slots((*path, key), value) for key, value in item.items()}
+        return slots.get(path, item.detach() if isinstance(item, Tensor) else item)
 
     signature = Signature(
-        tuple(slots((i,), item) for i, item in enumerate(args)),
-        {name: slots((name,), item) for name, item in kwargs.items()},
-        _why_whole([found[key] for key in rows]),
+        tuple(to_slots((i,), item) for i, item in enumerate(args)),
+        {name: to_slots((name,), item) for name, item in kwargs.items()},
+        _why_only_original([found[key] for key in rows]),
     )
     return Batch.of(images, tuple(found[key] for key in rows[1:]), signature)
 
 
 def as_called(x: Tensor, signature: Signature | None) -> Tensor:
-    """Return images as a model is called with them; refuse images that a method has made if these must be whole."""
+    """Return images as the model is called with them; refuse images made by a method if it cannot run on them."""
     if signature is None or isinstance(x, Batch):
         return x
     refuse_parts(signature)
@@ -146,10 +146,10 @@ def as_called(x: Tensor, signature: Signature | None) -> Tensor:
 
 
 def refuse_parts(signature: Signature) -> None:
-    """Refuse a method that shows images of its own to a model that takes only whole inputs of the user."""
-    if signature.whole:
+    """Refuse a method that makes images of its own if the model runs on the user's inputs only."""
+    if signature.only_original:
         raise ValueError(
-            f"the method runs the model on views of images or on stored ones, and {signature.whole}; "
+            f"the method runs the model on views of images or on stored ones, and {signature.only_original}; "
             f"use a method that sees batches as they come, such as tsd or tent"
         )
 
@@ -168,7 +168,7 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tu
         yield from inside((name,), item)
 
 
-def _images(found: dict[tuple[Any, ...], Tensor]) -> tuple[Any, ...]:
+def _find_images(found: dict[tuple[Any, ...], Tensor]) -> tuple[Any, ...]:
     """Return the place of the images among the tensors of a call."""
     named = [place for place in found if place[-1] == "pixel_values"]
     maps = [place for place, t in found.items() if t.ndim >= 4]
@@ -176,8 +176,8 @@ def _images(found: dict[tuple[Any, ...], Tensor]) -> tuple[Any, ...]:
     return next(iter((*named, *maps, *floats, *found)))
 
 
-def _why_whole(tensors: list[Tensor]) -> str:
-    """Say why a model can be shown nothing but whole inputs of the user; "" if it can."""
+def _why_only_original(tensors: list[Tensor]) -> str:
+    """Say why a model can run on the user's inputs only; "" if it can run on others."""
     if len(tensors) > 1:
         return f"this call has {len(tensors)} tensors, of which it knows the images alone"
     if tensors[0].dtype == torch.uint8:
@@ -185,7 +185,7 @@ def _why_whole(tensors: list[Tensor]) -> str:
     return ""
 
 
-def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
+def _accepts_keywords(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
     """Return whether all keys of a dict are parameters of a model's forward, or it takes keywords alone."""
     parameters = inspect.signature(model.forward).parameters
     if all(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -199,23 +199,21 @@ def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def read_images(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, rows: bool = True) -> Tensor:
-    """Return the images of a call; refuse what the model cannot use, with `rows` also single bad rows."""
+    """Return the images of a call; refuse what the model cannot use; `rows`: also check the values of each row."""
     x = read_call(model, args, kwargs)
     check_input(x, model, rows=rows)
     return x.clone() if x.is_inference() else x.detach()
 
 
 def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
-    """Refuse a batch that the model cannot use; `rows`: also for values in a single row."""
+    """Refuse a batch that the model cannot use; `rows`: also check the values of each row."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
     if x.layout != torch.strided:
         raise ValueError(f"x has the layout {x.layout}: make it dense with x.to_dense()")
     if x.ndim < 2 or x.numel() == 0:
         raise ValueError(f"x has shape {tuple(x.shape)}: expected a batch with at least one image, (N, ...)")
-    if x.dtype == torch.uint8:
-        pass  # for models that normalise images themselves; others refuse it when they run
-    elif not x.is_floating_point():
+    if not x.is_floating_point() and x.dtype != torch.uint8:  # uint8 is for models that normalise images themselves
         raise ValueError(f"x is {x.dtype}: convert and normalise it as in training, e.g. x.float() / 255")
     weight = next((p for p in model.parameters() if p.is_floating_point()), None)
     if weight is not None:
@@ -228,7 +226,7 @@ def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
             raise ValueError(f"input {i} is on {other.device}, the images on {x.device}: move one with .to(...)")
         if other.is_floating_point() and bool(other.isnan().any()):  # infinite values may mean something in a mask
             raise ValueError(f"input {i} has values that are NaN")
-    if rows and x.is_cpu:  # on other devices the forward pass checks it, to wait only once
+    if rows and x.is_cpu:  # on other devices it is checked after the forward, to wait only once
         check_values(x)
 
 
@@ -263,32 +261,32 @@ def raised_by_model(error: Exception) -> bool:
     if dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS" or code.co_filename.startswith(_TORCH):
         return False
     plain = type(error) in (RuntimeError, IndexError, AssertionError)
-    return not (plain and _INPUT.search(str(error)))
+    return not (plain and _OF_INPUT.search(str(error)))
 
 
 @dataclass(frozen=True)
-class AnswerPart:
-    """The logits in a model's answer, by key or attribute."""
+class OutputKey:
+    """The logits in a model's output, by key or attribute."""
 
     name: str
 
-    def __call__(self, answer: Any) -> Any:
-        """Return the logits; refuse an answer that lacks them."""
-        if isinstance(answer, Mapping) and self.name in answer:
-            return answer[self.name]
-        if not isinstance(answer, Tensor | Mapping) and hasattr(answer, self.name):
-            return getattr(answer, self.name)
-        has = f" with {', '.join(map(str, answer))}" if isinstance(answer, Mapping) else ""
+    def __call__(self, output: Any) -> Any:
+        """Return the logits; refuse an output that lacks them."""
+        if isinstance(output, Mapping) and self.name in output:
+            return output[self.name]
+        if not isinstance(output, Tensor | Mapping) and hasattr(output, self.name):
+            return getattr(output, self.name)
+        has = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
         raise ValueError(
-            f"output={self.name!r}: the model returned {type(answer).__name__}{has}, which has no key or attribute of "
+            f"output={self.name!r}: the model returned {type(output).__name__}{has}, which has no key or attribute of "
             f"this name; name another, or pass a function from what it returns to the logits"
         )
 
 
 def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[Any], Tensor] | None:
-    """Return the function from a model's answer to its logits: `output` itself, or one for the part it names."""
+    """Return the function from a model's output to its logits: `output` itself, or one for the key it names."""
     if isinstance(output, str):
-        return AnswerPart(output)
+        return OutputKey(output)
     if output is not None and not callable(output):
         raise TypeError(
             f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
@@ -297,8 +295,8 @@ def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[A
     return output
 
 
-def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, least: int = 2) -> Tensor:
-    """Return the logits in a model's answer: a tensor, a dict's "out" or "logits", an object's `.logits`."""
+def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, min_channels: int = 2) -> Tensor:
+    """Return the logits in what a model returned: a tensor, a dict's "out" or "logits", an object's `.logits`."""
     if output is not None:
         answer = output(answer)
     elif isinstance(answer, dict) and ("out" in answer or "logits" in answer):
@@ -310,8 +308,9 @@ def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, le
             f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits, "
             f"or the name of the key or attribute that holds them"
         )
-    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < least or not answer.is_floating_point():
-        hint = "; multilabel=True if each channel is a label of its own" if answer.ndim > 1 == answer.shape[1] else ""
+    if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < min_channels or not answer.is_floating_point():
+        single = answer.ndim > 1 and answer.shape[1] == 1
+        hint = "; multilabel=True if each channel is a label of its own" if single else ""
         raise ValueError(
             f"for {rows} inputs the model returned {tuple(answer.shape)} {answer.dtype}; "
             f"logits must be floating point of shape ({rows}, classes, ...) with at least two classes{hint}"

@@ -26,8 +26,8 @@ def kept_tensors(model: nn.Module) -> dict[int, Tensor]:
     held: list[Any] = [value for module in model.modules() for value in vars(module).values()]
     held += [v for each in held if isinstance(each, dict) for v in each.values()]
     held += [v for each in held if isinstance(each, list | tuple) for v in each]
-    loose = [t for t in held if isinstance(t, Tensor) and not t.is_leaf and not isinstance(t._base, nn.Parameter)]
-    return {id(t): t.detach().clone() for t in loose}
+    results = [t for t in held if isinstance(t, Tensor) and not t.is_leaf and not isinstance(t._base, nn.Parameter)]
+    return {id(t): t.detach().clone() for t in results}
 
 
 def check_model(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""A model's answer as logits, and its head: the last linear layer whose output they are."""
+"""The search for a model's head: the last linear layer whose output is the logits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trueup.hooks import hooked
 from trueup.model.calls import Batch, as_logits, call_model
-from trueup.model.head_errors import Call, explain, makes_logits, refuse_features
+from trueup.model.head_errors import Call, explain_missing_head, makes_logits, refuse_features
 from trueup.model.head_errors import HeadNotFoundError as HeadNotFoundError  # imported from here by others
 from trueup.model.probabilities import NotLogitsError, refuse_probabilities
 from trueup.model.readout import HEADS, is_affine, linear_sums, same_pixels, weight_of, width_of
@@ -21,48 +21,42 @@ T = TypeVar("T")
 
 @torch.no_grad()
 def find_head(
-    model: nn.Module,
-    x: Tensor,
-    *,
-    name: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
-    strict: bool = True,
-    least: int = 2,
-) -> tuple[str, Tensor]:
+    model: nn.Module, x: Tensor, *, name: str | None = None, output: Callable[[Any], Tensor] | None = None,
+    strict: bool = True, min_channels: int = 2,
+) -> tuple[str, Tensor]:  # fmt: skip
     """Return the name of the head, the last linear layer whose output is the logits, and the logits for x.
 
     Where no single layer's output is, a module of linear layers may be the head: a residual sum. With `name` that layer
-    is checked instead of searched for; `strict=False` lets it be one whose features cannot be used, because it sees
-    maps where the model gives one answer per image. `least` is the fewest outputs it may have.
+    is checked instead of searched for; `strict=False` also accepts one whose inputs are maps. `min_channels` is the
+    smallest number of outputs.
     """
     layers: dict[nn.Module, str] = {module: path for path, module in model.named_modules() if isinstance(module, HEADS)}
     sums = linear_sums(model)
     if name is not None and name not in (*layers.values(), *sums.values()):
         last = ", ".join(list(layers.values())[-3:])
         raise HeadNotFoundError(f"head={name!r} is no linear or convolution layer of the model; its last are: {last}")
-    calls, logits = _record_calls(model, x, layers, output, least)
+    calls, logits = _record_calls(model, x, layers, output, min_channels)
     paths = [path for path, *_ in calls]
     for path, layer, inp, out in reversed(calls):
-        fits = width_of(layer) == logits.shape[1] and (
-            _aligned(layer, inp, out, logits) or not (strict or name is None)
-        )
+        loose = name is not None and not strict
+        fits = width_of(layer) == logits.shape[1] and (_aligned(layer, inp, out, logits) or loose)
         found = path == name if name is not None else paths.count(path) == 1 and makes_logits(out, logits, output)
         if fits and found:
             return path, logits
     if sums and (name is None or name in sums.values()):
-        for path, module, inp, out in _record_calls(model, x, sums, output, least)[0]:
+        for path, module, inp, out in _record_calls(model, x, sums, output, min_channels)[0]:
             found = path == name if name is not None else makes_logits(out, logits, output)
-            if found and _adds_up(module, inp, out, logits):
+            if found and _is_linear_sum(module, inp, out, logits):
                 return path, logits
     if name is not None:
         shapes = [tuple(out.shape) for path, _, _, out in calls if path == name] or "nothing"
         raise HeadNotFoundError(f"head={name!r} gives {shapes} for logits {tuple(logits.shape)}: it cannot be the head")
-    reason = explain(model, lambda: call_model(model, x), calls, logits)
+    reason = explain_missing_head(model, lambda: call_model(model, x), calls, logits)
     raise HeadNotFoundError(f"no linear layer's output is the model's logits: {reason}; {_candidates(calls, logits)}")
 
 
 def _candidates(calls: list[Call], logits: Tensor) -> str:
-    """Say which layers may be named as the head: those of its width that see what a head sees, else of the last two."""
+    """Say which layers may be named as the head: those of its width, if possible with one feature vector per image."""
     wide = [call for call in calls if width_of(call[1]) == logits.shape[1] and len(call[3]) == len(logits)]
     last = [path for path, *_ in calls[-2:]]
     usable = [path for path, layer, inp, out in wide if _aligned(layer, inp, out, logits)]
@@ -74,23 +68,23 @@ def _candidates(calls: list[Call], logits: Tensor) -> str:
 
 
 def look_for_head(
-    copied: Callable[[], nn.Module], x: Tensor, name: str | None, output: Callable[[Any], Tensor] | None, least: int, *,
-    needed: bool, strict: bool,
+    make_copy: Callable[[], nn.Module], x: Tensor, name: str | None, output: Callable[[Any], Tensor] | None,
+    min_channels: int, *, needed: bool, strict: bool,
 ) -> tuple[str | None, Tensor]:  # fmt: skip
     """Find the name of the head and the logits; no name where there is none and none is needed.
 
-    `copied` makes copies of the model to probe. Answers that are features or probabilities are refused.
+    `make_copy` makes copies of the model to probe. Features and probabilities are refused.
     """
 
     def probe(part: Tensor) -> tuple[str | None, Tensor]:
-        model = copied()
+        model = make_copy()
         try:
-            return find_head(model, part, name=name, output=output, strict=strict, least=least)
+            return find_head(model, part, name=name, output=output, strict=strict, min_channels=min_channels)
         except HeadNotFoundError:
             if name is not None:
                 raise
-            logits = as_logits(call_model(model, part), output, rows=len(part), least=least)
-            refuse_probabilities(answer, logits, sure=output is not None)
+            logits = as_logits(call_model(model, part), output, rows=len(part), min_channels=min_channels)
+            refuse_probabilities(answer, logits, output_given=output is not None)
             if output is None:
                 refuse_features(model, lambda: call_model(model, part), len(part))
             if needed:
@@ -98,28 +92,28 @@ def look_for_head(
             return None, logits
 
     def answer() -> Tensor:
-        return as_logits(call_model(copied(), x), output, rows=len(x), least=least)
+        return as_logits(call_model(make_copy(), x), output, rows=len(x), min_channels=min_channels)
 
     head, logits = with_few_images(probe, x)
-    if name is not None:  # only its shape was checked, not that its output is the answer
-        refuse_probabilities(answer, logits, sure=output is not None)
+    if name is not None:  # only its shape was checked, not that its output is the logits
+        refuse_probabilities(answer, logits, output_given=output is not None)
     return head, logits
 
 
 def with_few_images(probe: Callable[[Tensor], T], x: Tensor) -> T:
-    """Probe with two images, or with the batch as it comes where the model cannot take two: its size may be fixed."""
+    """Probe with two images; use the whole batch if that fails, as its size may be fixed."""
     if len(x) > 2 and not (isinstance(x, Batch) and x.others):
         try:
             return probe(x[:2])
         except (HeadNotFoundError, NotLogitsError):
             raise
-        except Exception:  # the whole batch will show whether it matters
+        except Exception:  # retried with the whole batch
             pass
     return probe(x)
 
 
 def _record_calls(
-    model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None, least: int
+    model: nn.Module, x: Tensor, layers: dict[nn.Module, str], output: Callable[[Any], Tensor] | None, min_channels: int
 ) -> tuple[list[Call], Tensor]:
     """Run a model once: return the inputs and outputs of layers, in the order of their calls, and the logits."""
     calls: list[Call] = []
@@ -131,7 +125,7 @@ def _record_calls(
             calls.append((layers[layer], layer, args[0], out.clone()))
 
     with hooked(layers, after=note, with_kwargs=True):
-        return calls, as_logits(call_model(model, x), output, rows=len(x), least=least)
+        return calls, as_logits(call_model(model, x), output, rows=len(x), min_channels=min_channels)
 
 
 def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
@@ -145,7 +139,7 @@ def _aligned(layer: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool
     return features.shape == (len(logits), weight.shape[1]) and scores.shape == logits.shape
 
 
-def _adds_up(module: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
+def _is_linear_sum(module: nn.Module, inp: Tensor, out: Tensor, logits: Tensor) -> bool:
     """Return whether a module of linear layers is one linear map from features to scores on the same grid."""
     same = inp.ndim == out.ndim == logits.ndim and inp.shape[2:] == out.shape[2:] and out.shape[1] == logits.shape[1]
     if not same or not is_affine(module, inp):

@@ -26,25 +26,20 @@ def select_parameters(
         return {}
     if params in ("head", "backbone") and head is None:
         raise ValueError(f"params={params!r} needs the model's head, which was not found; name it with head=")
-    of_head = {name for name, p in every.items() if head is not None and _inside(model, head, p)}
-    wanted: Callable[[str], bool]
-    if params == "all":
-        wanted = every.__contains__
+    in_head = set() if head is None else set(model.get_submodule(head).parameters())
+    head_names = {name for name, p in every.items() if p in in_head}
+    if not isinstance(params, str):
+        names = {name for name in every if params(name)}
     elif params == "trainable":
         flags = flags if flags is not None else {name: p.requires_grad for name, p in every.items()}
-        wanted = lambda name: flags.get(name, True)  # noqa: E731
-    elif params == "norm":
-        wanted = _norm_names(model).__contains__
-    elif params == "head":
-        wanted = of_head.__contains__
-    elif params == "backbone":
-        wanted = (every.keys() - of_head).__contains__
-    elif isinstance(params, str):
-        pattern = re.compile(params)
-        wanted = lambda name: pattern.search(name) is not None  # noqa: E731
+        names = {name for name in every if flags.get(name, True)}
+    elif params in KEYWORDS:
+        others = every.keys() - head_names
+        names = {"all": {*every}, "norm": _norm_names(model), "head": head_names, "backbone": others}[params]
     else:
-        wanted = params
-    chosen = {name: p for name, p in every.items() if wanted(name)}
+        pattern = re.compile(params)
+        names = {name for name in every if pattern.search(name)}
+    chosen = {name: p for name, p in every.items() if name in names}
     if not chosen:
         raise ValueError(f"nothing to update: {_why_nothing(model, params, list(every))}")
     return chosen
@@ -58,9 +53,9 @@ def _why_nothing(model: nn.Module, params: Params, names: list[str]) -> str:
             "params='trainable' selects what requires grad, and the model is frozen as a whole; call "
             "requires_grad_(True) on the layers to update, or choose them with params='all', 'norm' or their names"
         )
-    if params == "norm" and (fixed := _fixed_norms(model)):
+    if params == "norm" and (kinds := _describe_norms(model)):
         return (
-            f"params='norm', but the normalisation layers of the model ({fixed}) have no affine parameters; update "
+            f"params='norm', but the normalisation layers of the model ({kinds}) have no affine parameters; update "
             f"others, with a small lr: params='all', 'backbone', 'head' or a regular expression (the model's names: "
             f"{shown}, ...)"
         )
@@ -70,30 +65,24 @@ def _why_nothing(model: nn.Module, params: Params, names: list[str]) -> str:
     )
 
 
-def _inside(model: nn.Module, head: str, parameter: nn.Parameter) -> bool:
-    return any(p is parameter for p in model.get_submodule(head).parameters())
-
-
-def _fixed_norms(model: nn.Module) -> str:
+def _describe_norms(model: nn.Module) -> str:
     """Name the kinds of normalisation layers that a model has, and how many."""
     kinds = Counter(type(m).__name__ for m in model.modules() if isinstance(m, _NORMS))
     return ", ".join(f"{n} × {kind}" for kind, n in kinds.items())
 
 
 def _norm_names(model: nn.Module) -> set[str]:
-    """Names of the affine parameters of normalisation layers."""
-    layers, names = set(norm_layers(model)), set()
-    for prefix, module in model.named_modules():
-        if module in layers:
-            names |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)}
-    return names
+    """Return the names of the affine parameters of normalisation layers."""
+    layers = set(norm_layers(model))
+    own = {path: m.named_parameters(recurse=False) for path, m in model.named_modules() if m in layers}
+    return {f"{path}.{name}" if path else name for path, found in own.items() for name, _ in found}
 
 
 def norm_layers(model: nn.Module) -> Iterator[nn.Module]:
     """Yield normalisation layers: torch's own, and those of other libraries, known by their names.
 
     A layer of another library counts if its class has "norm" in its name, each of its parameters is a vector and no
-    layer in it has any: a linear layer that normalises its weights is none, nor is a block that has normalisation.
+    layer in it has any. This excludes linear layers that normalise their weights and blocks that contain a norm.
     """
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-FEWEST = 32  # values of several images that are all in [0, 1]: logits of both signs are not so by chance
+MIN_VALUES = 32  # this many logits of several images are not all in [0, 1] by chance
 
-_MAKERS = {"sigmoid": "sigmoid", "hardsigmoid": "sigmoid", "_softmax": "softmax"}
+_KIND_OF_OP = {"sigmoid": "sigmoid", "hardsigmoid": "sigmoid", "_softmax": "softmax"}
 # Linear layers, normalisation and ReLUs: results between 0 and 1 are so by chance, as in networks without training.
 _UNBOUNDED = ("convolution", "linear", "addmm", "mm", "bmm", "baddbmm", "relu", "clamp_min", "hardtanh", "threshold")
-_MAKERS |= dict.fromkeys((*_UNBOUNDED, "native_layer_norm", "native_group_norm", "native_batch_norm"), "unbounded")
-_MAKERS |= {"_native_batch_norm_legit_no_training": "unbounded"}
+_KIND_OF_OP |= dict.fromkeys((*_UNBOUNDED, "native_layer_norm", "native_group_norm", "native_batch_norm"), "unbounded")
+_KIND_OF_OP |= {"_native_batch_norm_legit_no_training": "unbounded"}
 # Operations whose result is of the kind of their inputs: copies, means, resizing.
 _KEEP = {"clone", "_to_copy", "contiguous", "mean", "sum", "cat", "stack", "add", "mul", "div", "clamp", "lerp"}
 _KEEP |= {"index", "index_select", "gather", "flip"}
@@ -44,7 +44,7 @@ class _Origins(TorchDispatchMode):
         if not func.is_view:
             given = {self.of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.ndim > 0}
             keeps = name in _KEEP or "pool" in name or "upsample" in name
-            kind = _MAKERS.get(name) or (given.pop() if keeps and len(given) == 1 else None)
+            kind = _KIND_OF_OP.get(name) or (given.pop() if keeps and len(given) == 1 else None)
             for t in tree_leaves(out):
                 if isinstance(t, Tensor):
                     self._kinds.pop(_place(t), None)
@@ -58,12 +58,12 @@ def _place(values: Tensor) -> int:
 
 
 @torch.no_grad()
-def refuse_probabilities(answer: Callable[[], Tensor], logits: Tensor, *, sure: bool) -> None:
-    """Refuse answers that are probabilities: all in [0, 1], and made by a sigmoid or softmax.
+def refuse_probabilities(answer: Callable[[], Tensor], logits: Tensor, *, output_given: bool) -> None:
+    """Refuse probabilities: values that are all in [0, 1], and made by a sigmoid or softmax.
 
-    answer: answers the whole batch once more. It is called only if the values in `logits` are all in [0, 1].
-    sure: the user has said where the logits are, so their values alone are no reason. Otherwise those of several images
-        are one, unless they come from an operation that knows no bound, such as a linear layer or a ReLU.
+    answer: runs the whole batch once more. It is called only if the values in `logits` are all in [0, 1].
+    output_given: the user has said where the logits are, so do not refuse by values alone. Otherwise values of several
+        images are enough, unless they come from an unbounded operation, such as a linear layer or a ReLU.
     """
     if not _in_unit_range(logits):
         return
@@ -76,7 +76,7 @@ def refuse_probabilities(answer: Callable[[], Tensor], logits: Tensor, *, sure: 
         logits, kind = answer(), None
     if not _in_unit_range(logits) or kind == "unbounded":
         return
-    several = not sure and len(logits) > 1 and logits.numel() >= FEWEST
+    several = not output_given and len(logits) > 1 and logits.numel() >= MIN_VALUES
     if kind is None and not several:
         return
     made = f"come from a {kind}" if kind is not None else f"of {len(logits)} images are all between 0 and 1"

@@ -1,7 +1,7 @@
 """The head as a linear map: its width, its weight per class, its scores for features.
 
 A head is a linear layer, a convolution, a transposed convolution, a cosine head, or a module of such layers that adds
-their answers (a residual sum). Where it has a kernel, its weight is that of a map of equal features.
+their outputs (a residual sum). The weight of a kernel is summed over its taps, as for a map of equal features.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def linear_sums(model: nn.Module) -> dict[nn.Module, str]:
-    """List modules inside a model that consist of linear layers alone, and so may be a residual head."""
+    """Return modules inside a model that consist of linear layers alone, and so may be a residual head."""
     found: dict[nn.Module, str] = {}
     for path, module in model.named_modules():
         leaves = [m for m in module.modules() if not any(True for _ in m.children())]
@@ -54,7 +54,7 @@ def linear_sums(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def width_of(layer: nn.Module) -> int:
-    """Return how many classes a single layer tells apart."""
+    """Return the number of outputs of a single layer."""
     if isinstance(layer, TRANSPOSED):  # its weight is (in, out / groups, ...)
         return layer.out_channels
     return cast(Tensor, layer.weight).shape[0]
@@ -102,8 +102,8 @@ def same_pixels(layer: nn.Module, inp: Tensor, out: Tensor) -> bool:
 @torch.no_grad()
 def is_affine(layer: nn.Module, inp: Tensor) -> bool:
     """Return whether a module is linear up to a bias, tried with random inputs of this shape."""
-    random = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(inp.shape, generator=random).to(inp) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(inp.shape, generator=generator).to(inp) for _ in range(2))
     both, apart = layer(a + b) + layer(torch.zeros_like(a)), layer(a) + layer(b)
     coarse = torch.finfo(inp.dtype).eps > 1e-5
     return torch.allclose(both, apart, rtol=1e-4, atol=5e-2 if coarse else 1e-4 * float(apart.abs().mean() + 1e-6))
@@ -119,10 +119,10 @@ def _affine(module: nn.Module) -> tuple[Tensor, Tensor]:
     first, last = layers[0], layers[-1]
     dim = first.in_channels if isinstance(first, (*CONVOLUTIONS, *TRANSPOSED)) else first.weight.shape[1]
     axes = len(convolutions[0].kernel_size) if convolutions else 0
-    reach = sum((max(m.kernel_size) - 1) * max(m.dilation) for m in convolutions)
+    radius = sum((max(m.kernel_size) - 1) * max(m.dilation) for m in convolutions)
     learns = torch.is_grad_enabled()
     with torch.enable_grad():
-        x = first.weight.new_zeros((width_of(last), dim, *(2 * reach + 1,) * axes)).requires_grad_()
-        out = module(x)[(slice(None), slice(None), *(reach,) * axes)]
+        x = first.weight.new_zeros((width_of(last), dim, *(2 * radius + 1,) * axes)).requires_grad_()
+        out = module(x)[(slice(None), slice(None), *(radius,) * axes)]
         (weight,) = torch.autograd.grad(out.diagonal().sum(), x, create_graph=learns)
     return weight.flatten(2).sum(dim=2) if axes else weight, out[0] if learns else out[0].detach()

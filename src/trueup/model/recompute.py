@@ -19,7 +19,7 @@ from trueup.model.caches import Caches
 Forward = Callable[..., Any]
 
 
-class UnfitError(Exception):
+class NotRecomputableError(Exception):
     """Blocks cannot be recomputed: their input or a buffer was changed in place, or they ran before."""
 
     def __init__(self, blocks: set[nn.Module]) -> None:
@@ -60,7 +60,7 @@ def _count_layers(module: nn.Module) -> int:
 
 
 def _segments(chain: nn.Sequential) -> list[list[nn.Module]]:
-    """Cut a chain into about as many segments as each has layers, before layers: they leave their input as it is."""
+    """Cut a chain into about as many segments as each has layers, before layers that leave their input as it is."""
     children = list(chain)
     starts = [i for i, child in enumerate(children) if _count_layers(child)]
     each = max(2, isqrt(len(starts)))
@@ -70,7 +70,7 @@ def _segments(chain: nn.Sequential) -> list[list[nn.Module]]:
 
 @dataclass
 class RecomputedBlocks:
-    """The blocks of a model that cannot be recomputed, and a watch over the others in the forward that is running."""
+    """The blocks of a model that cannot be recomputed, and bookkeeping of the current forward."""
 
     unfit: set[nn.Module] = field(default_factory=set)
     """Blocks that keep their activations."""
@@ -81,7 +81,7 @@ class RecomputedBlocks:
 
     @contextmanager
     def watched(self, *, once: bool) -> Iterator[None]:
-        """Raise UnfitError for blocks whose inputs are changed in place before a forward ends.
+        """Raise NotRecomputableError for blocks whose inputs are changed in place before a forward ends.
 
         once: raise it also for blocks that run twice.
         """
@@ -89,7 +89,7 @@ class RecomputedBlocks:
         try:
             yield
             if changed := {block for block, t, version in self.inputs or () if t._version != version}:
-                raise UnfitError(changed)
+                raise NotRecomputableError(changed)
         finally:
             self.ran = self.inputs = None
 
@@ -116,11 +116,11 @@ def _segmented(chain: nn.Sequential, head: nn.Module | None, wrap: Callable[[nn.
     forwards = []
     for segment in _segments(chain):
         has_head = any(head is m for child in segment for m in child.modules())
-        forwards.append(_in_turn(segment) if has_head else wrap(chain, _in_turn(segment)))
-    return _in_turn(forwards)
+        forwards.append(_compose(segment) if has_head else wrap(chain, _compose(segment)))
+    return _compose(forwards)
 
 
-def _in_turn(steps: Iterable[Forward]) -> Forward:
+def _compose(steps: Iterable[Forward]) -> Forward:
     def run(x: Any) -> Any:
         for step in steps:
             x = step(x)
@@ -132,16 +132,16 @@ def _in_turn(steps: Iterable[Forward]) -> Forward:
 def _checkpointed(
     block: nn.Module, forward: Forward, blocks: RecomputedBlocks, model: nn.Module, caches: Caches
 ) -> Forward:
-    identity = object()  # a chain has several segments
+    identity = object()  # one per segment of a chain
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or block in blocks.unfit:
             return forward(*args, **kwargs)
         if blocks.ran is not None:
             if identity in blocks.ran:
-                raise UnfitError({block})
+                raise NotRecomputableError({block})
             blocks.ran.add(identity)
-        given = tree_map(lambda leaf: leaf, (args, kwargs))  # lists of its own: a block may write to those it gets
+        given = tree_map(lambda leaf: leaf, (args, kwargs))  # copied containers: a block may write to those it gets
         inputs = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
         cached, first_call = caches.values(model), [(args, kwargs)]
 
@@ -155,7 +155,7 @@ def _checkpointed(
         before = [t._version for t in watched]
         out = checkpoint(compute, *inputs, use_reentrant=False)
         if before != [t._version for t in watched]:
-            raise UnfitError({block})
+            raise NotRecomputableError({block})
         if blocks.inputs is not None:
             blocks.inputs += [(block, t, t._version) for t in inputs if not t.is_inference()]
         return out

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trueup.model.calls import as_called
 from trueup.model.head_errors import HeadNotFoundError
 from trueup.model.readout import classify, features_and_scores, weight_of
 from trueup.model.runner import Runner, RunSettings
@@ -23,7 +24,7 @@ class Output:
     """One forward pass: `features` (N, D) and `scores` (N, C) at the head, `logits` as the model returns them.
 
     A segmenter has maps of them, (N, D, H, W), at the resolution of its head; its logits may be larger. All are at
-    least float32, so that losses are. Where the model has no head, features and scores are the logits. `memo` is
+    least float32, so losses are too. Where the model has no head, features and scores are the logits. `memo` is
     scratch space of this call.
     """
 
@@ -44,12 +45,12 @@ class Output:
         return Output(self.x, self.features, scores, logits, dict(self.memo))
 
 
-def _two_classes(p: Tensor, label: int) -> Tensor:
-    return torch.stack((torch.zeros_like(p[:, label]), p[:, label]), dim=1)
+def _two_classes(logits: Tensor, label: int) -> Tensor:
+    return torch.stack((torch.zeros_like(logits[:, label]), logits[:, label]), dim=1)
 
 
 class SplitModel(nn.Module):
-    """A model in eval mode under a normalisation policy, whose forward shows the input and output of its head."""
+    """A model in eval mode, under a normalisation policy, whose forward also returns features and scores."""
 
     def __init__(
         self, model: nn.Module, *, output: Callable[[Any], Tensor] | str | None = None, norm: str = "source",
@@ -74,7 +75,7 @@ class SplitModel(nn.Module):
         self.restart()
 
     def restart(self) -> None:
-        """Forget all that the normalisation policy remembers; the model must be at its source."""
+        """Forget all that the normalisation policy remembers; the model must have the source's weights."""
         classes = None if self.dense or self.multilabel else self.channels
         self.policy.restart(self.model, classes=classes, dense=self.dense)
 
@@ -86,19 +87,19 @@ class SplitModel(nn.Module):
 
     @property
     def layer(self) -> nn.Module:
-        """Return the head itself."""
+        """The head itself."""
         if self.head is None:
             raise HeadNotFoundError("this model has no head; name it with head=")
         return self.model.get_submodule(self.head)
 
     @property
     def classes(self) -> int:
-        """Return how many classes an image or a pixel may have: two for each label."""
+        """The number of classes of an image or a pixel: two for a single label."""
         return self.channels if self.label is None else 2
 
     @property
     def weight(self) -> Tensor:
-        """Return the head's effective weight (C, D); a kernel larger than one is summed over its taps."""
+        """The head's effective weight (C, D); a kernel larger than one is summed over its taps."""
         weight = weight_of(self.layer)
         return weight if self.label is None else torch.stack((torch.zeros_like(weight[0]), weight[self.label]))
 
@@ -111,12 +112,12 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor, *, update: bool = False) -> Output:
         """Run the model once; `update` lets the normalisation policy remember the batch, otherwise it only reads."""
-        x, update = self.runner.as_called(x), update and not self.policy.frozen
-        return self.runner.retrying(lambda: self._pass(x, update=update), self.head, self.policy)
+        x, update = as_called(x, self.runner.signature), update and not self.policy.frozen
+        return self.runner.run_with_retry(lambda: self._forward(x, update=update), self.head, self.policy)
 
     __call__: Callable[..., Output]
 
-    def _pass(self, x: Tensor, *, update: bool) -> Output:
+    def _forward(self, x: Tensor, *, update: bool) -> Output:
         policy, layer = self.policy, None if self.head is None else self.layer
         graph = self.runner.uses_graph(len(x), policy)
         with policy.in_graph(self.model) if graph else policy.forward_pass(self.model, update=update):
@@ -143,9 +144,9 @@ class SplitModel(nn.Module):
 
     @contextmanager
     def active(self, rows: int, *, learning: bool = False) -> Iterator[None]:
-        """Surround all forwards and backwards of a batch: hooks are registered once, and recomputation finds them.
+        """Keep the policy's hooks registered for all passes of a batch, including recomputation in backward.
 
-        rows: images in the batch. learning: this is the second pass of a policy that answers and learns apart.
+        rows: the number of images, as tiny batches do not run compiled. learning: the second pass of a two-pass policy.
         """
         mode = self.policy.having(learning=True, frozen=True) if learning else nullcontext()
         graph = self.runner.uses_graph(rows, self.policy)
@@ -154,21 +155,21 @@ class SplitModel(nn.Module):
             yield
 
     def frozen_statistics(self) -> AbstractContextManager[None]:
-        """Let no forward change the policy's estimates."""
+        """Freeze the policy's estimates."""
         return self.policy.having(frozen=True)
 
     def centred(self) -> AbstractContextManager[None]:
-        """Let the policy "instance" correct images from the batch's moments, as in training."""
+        """Let the policy "instance" use the batch's moments, as in training."""
         return self.policy.having(centred=True)
 
     def update_estimates(self) -> None:
-        """Let robust estimates learn from the last pass; not before its gradient is known, which depends on them."""
+        """Update robust estimates from the last pass; call it after backward, which depends on them."""
         self.policy.update_estimates(self.model)
 
     # Copies
 
     def registries(self) -> list[dict[str, Any]]:
-        """Return the dicts that hold all state beside the model's tensors, to put it back after a failure."""
+        """Return the attribute dicts that hold all state beside the model's tensors, to restore it after a failure."""
         runner, policy = self.runner, self.policy
         owned = [vars(each) for each in (self, runner, runner.steps, runner.blocks, policy)]
         return [*owned, self._modules, policy._buffers]
@@ -187,11 +188,8 @@ class SplitModel(nn.Module):
 
 def rows_of(features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Drop spatial axes of size one on both sides of the head: (N, D, 1, 1) and (N, 1, 1, D) become (N, D)."""
-    if features.numel() == len(features) * max(features.shape[1:]) and scores.numel() == len(scores) * max(
-        scores.shape[1:]
-    ):
-        return features.flatten(1), scores.flatten(1)
-    return features, scores
+    vectors = all(t.numel() == len(t) * max(t.shape[1:]) for t in (features, scores))
+    return (features.flatten(1), scores.flatten(1)) if vectors else (features, scores)
 
 
 def _promoted(values: Tensor) -> Tensor:

@@ -9,12 +9,9 @@ from torch import Tensor, nn
 
 
 def sharpness_aware(
-    loss: Tensor,
-    parameters: Sequence[nn.Parameter],
-    radius: float,
-    second_loss: Callable[[], Tensor | None],
+    loss: Tensor, parameters: Sequence[nn.Parameter], radius: float, second_loss: Callable[[], Tensor | None],
     backward: Callable[[Tensor, Sequence[nn.Parameter]], None],
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Replace the gradient of a loss by the one at a distance of `radius` along it, and return the loss there.
 
     Returns None if there is no loss there, and the first loss if its gradient is not finite. The parameters come back,
@@ -42,27 +39,22 @@ def sharpness_aware(
                 p.copy_(value)
 
 
-def decides(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimiser can skip a step on the device, as torch's fused Adam and AdamW can."""
-    # Fused SGD can, too, but leaves the momentum of a first step that it left out without a value.
-    groups = optimizer.param_groups
-    return isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) and all(g.get("fused") for g in groups)
-
-
 def left_to_device(optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-    """Return whether the device should check the gradient's norm, so that the host need not wait for it."""
-    return not norm.is_cpu and decides(optimizer)
+    """Return whether the device can check the gradient's norm and skip the step, so that the host need not wait."""
+    # Fused Adam and AdamW can. Fused SGD does not initialise momentum if it skips the first step.
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return not norm.is_cpu and fused and isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
 
 
-def step_if_finite(optimizer: torch.optim.Optimizer, size: Tensor) -> Tensor:
+def step_if_finite(optimizer: torch.optim.Optimizer, norm: Tensor) -> Tensor:
     """Take a step that the device skips if the gradient's norm is not finite; return 1 if it did, else 0.
 
     A skipped step changes nothing, bit by bit: parameters, moments, count of steps. The host does not wait.
     """
-    held = (~size.isfinite()).to(torch.float32)
-    optimizer.found_inf = held  # type: ignore[attr-defined]  # what torch's own scaler of gradients sets
+    skipped = (~norm.isfinite()).to(torch.float32)
+    optimizer.found_inf = skipped  # type: ignore[attr-defined]  # as torch's GradScaler does
     try:
         optimizer.step()
     finally:
         del optimizer.found_inf  # type: ignore[attr-defined]
-    return held
+    return skipped

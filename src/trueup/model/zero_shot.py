@@ -54,7 +54,7 @@ def zero_shot(model: nn.Module, text_features: Tensor, *, scale: float | None = 
     model: of open_clip or transformers (CLIP, SigLIP), or an image encoder that returns features (N, D). Its weights
         are shared, not copied, and its text encoder is left out.
     text_features: (classes, D), in the order of the classes. They stay as they are: only the image encoder adapts.
-    scale: what cosines are multiplied with; if left out, the model's own (its logit_scale).
+    scale: factor of the cosines; by default the model's logit_scale.
     """
     check_model(model)
     _check_text(text_features)
@@ -103,6 +103,5 @@ def _check_text(text: Tensor) -> None:
             f"for each of at least two classes"
         )
     lengths = torch.linalg.vector_norm(text.detach().float(), dim=1)
-    if not bool(((lengths > 0) & lengths.isfinite()).all()):
-        bad = (~((lengths > 0) & lengths.isfinite())).nonzero().flatten().tolist()
+    if bad := (~((lengths > 0) & lengths.isfinite())).nonzero().flatten().tolist():
         raise ValueError(f"text_features have rows that are zero or not finite: {bad[:10]}")

@@ -110,7 +110,7 @@ def refuse_misfits(complaints: list[str], path: str | Path) -> None:
 
 def probe_head(model: nn.Module, example: Tensor) -> str:
     """Find the name of a model's head by running a copy in eval mode."""
-    return find_head(copy_model(model).eval(), example, least=1)[0]  # a single label has one output
+    return find_head(copy_model(model).eval(), example, min_channels=1)[0]  # a single label has one output
 
 
 def _renamed(state: dict[str, Tensor], model: nn.Module, example: Tensor, path: str | Path) -> dict[str, Tensor]:

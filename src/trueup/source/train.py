@@ -216,7 +216,7 @@ class _TrainingRun:
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the network's logits, whatever container it returns."""
-        return as_logits(call_model(self.model, x), None, rows=len(x), least=1)
+        return as_logits(call_model(self.model, x), None, rows=len(x), min_channels=1)
 
     def finish(self, pool: ThreadPoolExecutor, threads: int) -> None:
         """Load the kept weights into the model; with SWAD, estimate new BatchNorm statistics."""
