@@ -76,7 +76,7 @@ def explain_missing_head(model: nn.Module, run: Callable[[], Any], calls: list[C
     if reason := _probabilities(calls, logits) or _combined(calls, logits):
         return reason
     if _cosine(model, run, logits):
-        return "they are cosines with fixed vectors; make the model with trueup.zero_shot(model, text_features)"
+        return "they are cosine similarities with fixed vectors; use trueup.zero_shot(model, text_features)"
     if any(hasattr(module, "_packed_params") for module in model.modules()):
         return "it has quantised layers, which have no weights that could be read or learnt; adapt the float model"
     return "something follows it, or several are combined"
