@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.testing import convnet
-from trueup.testing.case import Case, difference, frozen
+from trueup.testing.case import Case, difference
 
 SOURCE = str(Path(trueup.__file__).parent)
 
@@ -78,7 +78,7 @@ def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(name: str, hy
     warm, x, following = case.stream(1, size=few) + case.stream(2, size=few, seed=1)
     adapter = case.adapter(**more)
     adapter(warm)
-    before = frozen(adapter)
+    before = copy.deepcopy(adapter)
     done = copy.deepcopy(adapter)
     with Interrupt() as counted:
         answer = done(x)
@@ -104,7 +104,7 @@ def test_a_second_interrupt_while_going_back_does_no_harm() -> None:
     xs = case.stream(2)
     adapter = case.adapter()
     adapter(xs[0])
-    before = frozen(adapter)
+    before = copy.deepcopy(adapter)
     twin = copy.deepcopy(adapter)
     with Interrupt() as counted:
         twin(xs[1])
@@ -126,7 +126,7 @@ def test_an_error_in_any_hook_is_undone(name: str, hook: str, late: bool, monkey
     xs = case.stream(3)
     adapter = case.adapter()
     adapter(xs[0])
-    before, kind = frozen(adapter), type(adapter.method)
+    before, kind = copy.deepcopy(adapter), type(adapter.method)
     right = getattr(kind, hook)
 
     def wrong(self: Any, *args: Any) -> Any:
@@ -147,7 +147,7 @@ def test_a_step_that_fails_half_way_is_undone(monkeypatch: pytest.MonkeyPatch) -
     xs = case.stream(3)
     adapter = case.adapter()
     adapter(xs[0])
-    before, step = frozen(adapter), torch.optim.Adam.step
+    before, step = copy.deepcopy(adapter), torch.optim.Adam.step
 
     def broken(self: torch.optim.Adam) -> None:
         step(self)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import trueup
 from trueup.core.saving import from_file, to_file
 from trueup.testing import convnet, images, patchnet
-from trueup.testing.case import difference, frozen
+from trueup.testing.case import difference
 from trueup.views import moco_view, weak_view
 
 
@@ -362,7 +362,7 @@ def test_a_memory_of_another_size_is_refused_and_changes_nothing() -> None:
     adapter = trueup.adapt(convnet(), "adacontrast", capacity=16)
     adapter(images(8, seed=0)[0])
     tensors, header = to_file(adapter)
-    before = frozen(adapter)
+    before = copy.deepcopy(adapter)
     for name in ("state/keys", "state/labels", "state/probs", "state/features"):
         with pytest.raises(ValueError, match=name.partition("/")[2]):
             from_file(adapter, {**tensors, name: tensors[name][:5].clone()}, header, "a file")
