@@ -78,7 +78,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder = asked.checkpoints or Path(tempfile.mkdtemp())
     logging.getLogger("trueup").setLevel(logging.ERROR)
-    training = {"iterations": 60} if asked.quick else {}
+    training = {"iterations": 10} if asked.quick else {}
     sweep = make_sweep({"dataset": DATASET, "method": "source", "seed": [0], "training": training})
     dataset, store = sweep.open(DATASET), Store(folder)
     runs = list(sweep.runs())[: 2 if asked.quick else None]

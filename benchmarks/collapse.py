@@ -35,7 +35,8 @@ class Digits:
     """Source models and streams of the embedded digits."""
 
     def __init__(self, folder: Path, quick: bool) -> None:
-        training = {"iterations": 60} if quick else {}
+        training = {"iterations": 10} if quick else {}
+        self.limit = START + 768 if quick else None
         self.sweep = make_sweep({"dataset": "digits", "method": "source", "seed": [0, 1, 2], "training": training})
         self.dataset, self.store = self.sweep.open("digits"), Store(folder)
         self.recipes = {(run.target, run.seed): run.recipe(self.dataset) for run in self.sweep.runs()}
@@ -49,7 +50,7 @@ class Digits:
     def stream(self, target: str, seed: int, name: str, batch: int, repeat: int = 1) -> Iterator[Batch]:
         place = ConcatDomains([self.dataset.domain(target)])
         stream = make_stream(
-            place, name, {}, seed=seed, batch=batch, limit=None, reset=False, repeat=repeat
+            place, name, {}, seed=seed, batch=batch, limit=self.limit, reset=False, repeat=repeat
         )  # fmt: skip
         loader = Loader(place, 32, "half", keep=True)
         for x, at in loader.batches(stream):
