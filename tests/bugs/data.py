@@ -95,7 +95,7 @@ ROWS = [
     ),
     (
         "masks: classes between classes",
-        "_resize",
+        "resize_pixels",
         "Pillow.Resampling.BILINEAR if smooth else Pillow.Resampling.NEAREST",
         "Pillow.Resampling.BILINEAR",
         "test_slices",

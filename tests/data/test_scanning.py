@@ -62,7 +62,7 @@ def messy(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back again in the end
-    monkeypatch.setattr(scanning, "_told", set())
+    scanning.log_once.cache_clear()
 
 
 GOOD = ["day/cat/0.png", "day/dog/0.png", "night/cat/0.png", "night/cat/linked.png", "night/dog/0.png"]

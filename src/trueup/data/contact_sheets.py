@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup.data.check_report import Progress
+from trueup.data.check_masks import Progress
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import LabelledCase, Volume
 

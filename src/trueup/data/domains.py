@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.corruptions import CORRUPTIONS, corrupt
-from trueup.data.pictures import AS_STORED, Reading, UnknownRangeError
+from trueup.data.pictures import AS_STORED, Reading, UnknownRangeError, resize_pixels
 from trueup.data.pictures import BrokenImageError as BrokenImageError
 from trueup.data.pictures import Image as Image
 from trueup.data.pictures import decode as decode
@@ -41,7 +41,7 @@ class ArrayDomain:
 
     def image(self, i: int, size: int | None = None) -> Image:
         """Return row i of the array."""
-        return _resized(np.asarray(self.images[i]), size)
+        return resize_pixels(np.asarray(self.images[i]), size)
 
     def image_name(self, i: int) -> str:
         """Return the domain's name with the number of the row."""
@@ -90,11 +90,3 @@ def parse_corruption(name: str) -> tuple[str, int]:
     if corruption not in CORRUPTIONS or (dash and severity not in ("1", "2", "3", "4", "5")):
         raise ValueError(f"no domain is called {name!r}; use NAME or NAME-SEVERITY with: {', '.join(CORRUPTIONS)}")
     return corruption, int(severity or 5)
-
-
-def _resized(image: Image, size: int | None) -> Image:
-    if size is None or image.shape[:2] == (size, size):
-        return image
-    from PIL import Image as Pillow
-
-    return np.asarray(Pillow.fromarray(image).resize((size, size), Pillow.Resampling.BILINEAR))

@@ -170,6 +170,17 @@ def make_square(image: Any, resize: Resize | None) -> Any:
     return canvas
 
 
+def resize_pixels(pixels: Image, size: int | None, *, smooth: bool = True) -> Image:
+    """Resize (H, W) or (H, W, channels) to size × size if a size is given; class numbers are not `smooth`."""
+    from PIL import Image as Pillow
+
+    if size is None or pixels.shape[:2] == (size, size):
+        return pixels
+    how = Pillow.Resampling.BILINEAR if smooth else Pillow.Resampling.NEAREST
+    picture = Pillow.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels))
+    return np.asarray(picture.resize((size, size), how)).reshape(size, size, *pixels.shape[2:])
+
+
 @contextmanager
 def open_picture(path: Path) -> Iterator[Any]:
     """Open a picture file with Pillow; any error becomes a BrokenImageError with the file's name."""

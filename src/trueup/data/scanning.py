@@ -12,20 +12,18 @@ import logging
 import multiprocessing
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 log = logging.getLogger("trueup")
 
 JUNK = ("__MACOSX", ".DS_Store")
-SHOWN = 5  # names per line
 KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 UNREADABLE = "cannot be read"
 BACK = "a link back into a scanned folder"
 TWICE = "already scanned through a link"
 Entry = os.DirEntry[str]
-
-_told: set[str] = set()
 
 
 class FolderScan:
@@ -113,11 +111,10 @@ def log_skipped(name: str, skipped: Mapping[str, str]) -> None:
         log_once(f"{name}: left out {describe_skipped(skipped)}")
 
 
+@cache
 def log_once(line: str) -> None:
     """Log a warning, unless this process has logged it before."""
-    if line not in _told:
-        _told.add(line)
-        log.warning("%s", line)
+    log.warning("%s", line)
 
 
 def find_skipped(root: Path) -> dict[str, str]:
@@ -130,8 +127,13 @@ def find_skipped(root: Path) -> dict[str, str]:
 
 def describe_skipped(skipped: Mapping[str, str]) -> str:
     """Return the first skipped entries with the reasons, and the number of the others."""
-    names = [f"{name} ({why})" for name, why in skipped.items()]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return first_names(f"{name} ({why})" for name, why in skipped.items())
+
+
+def first_names(names: Iterable[str], most: int = 5) -> str:
+    """Return the first names, and the number of the others."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _why(error: OSError) -> str:

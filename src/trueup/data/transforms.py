@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.data.domains import Image
+from trueup.data.pictures import Image, resize_pixels
 
 Random = np.random.Generator
 
 
 def resize_only(image: Image, size: int, rng: Random) -> Image:
     """Resize an image."""
-    return image if image.shape[:2] == (size, size) else np.asarray(_pillow(image).resize((size, size), 2))
+    return resize_pixels(image, size)
 
 
 def shift_and_flip(image: Image, size: int, rng: Random) -> Image:
     """Pad by four pixels, crop at random, and flip half of the images: the standard for CIFAR."""
-    padded = np.pad(resize_only(image, size, rng), ((4, 4), (4, 4), (0, 0)))
+    padded = np.pad(resize_pixels(image, size), ((4, 4), (4, 4), (0, 0)))
     top, left = rng.integers(9, size=2)
     crop = padded[top : top + size, left : left + size]
     return np.ascontiguousarray(crop[:, ::-1] if rng.random() < 0.5 else crop)

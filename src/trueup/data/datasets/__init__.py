@@ -68,9 +68,7 @@ def open_dataset(name: str, root: str | Path | None = None, reading: Reading = A
     """Open a dataset below `root`; only names are read now. The default range of `reading` is that of its card."""
     if name not in OWN:
         get_card(name)
-    check_reading(name, reading)
-    if name in CARDS and reading.range is None:
-        reading = replace(reading, range=CARDS[name].range)
+    reading = check_reading(name, reading)
     if name.startswith("digits"):
         return _digits(name)
     if name.endswith("-sim"):
@@ -108,13 +106,14 @@ def _missing(name: str) -> Domain:
     raise ValueError(f"{name} cannot be read: its dataset was made from a card")
 
 
-def check_reading(name: str, reading: Reading) -> None:
-    """Refuse reading options for a dataset that is not made of picture files, or has its own reader."""
+def check_reading(name: str, reading: Reading) -> Reading:
+    """Return reading options with the range of the dataset's card by default; refuse those without effect on it."""
     asked = [f"{key}={value}" for key, value in asdict(reading).items() if value is not None]
     kind = CARDS[name].kind if name in CARDS else ""
     if asked and (name.startswith("cifar") or kind in ("embedded", "masks")):
         why = "has its own reader" if kind == "masks" else "is not read from picture files"
         raise ValueError(f"{asked[0]} has no effect on {name}, which {why}; leave it out")
+    return replace(reading, range=CARDS[name].range) if name in CARDS and reading.range is None else reading
 
 
 def _open_masks(name: str, root: Path | None, reading: Reading) -> Dataset:
