@@ -54,8 +54,8 @@ ROWS = [
     (
         "scanning: a broken link stops all",
         "FolderScan._entries",
-        "try:\n    ...\nexcept OSError as error:\n    self._skip(entry, _why(error))",
-        "try:\n    ...\nexcept KeyError as error:\n    self._skip(entry, _why(error))",
+        "try:\n    ...\nexcept OSError as error:\n    self._skip(entry, LINKS.get(error.errno or 0, f'{UNREADABLE}: {error.strerror}'))",
+        "try:\n    ...\nexcept KeyError as error:\n    self._skip(entry, LINKS.get(error.errno or 0, f'{UNREADABLE}: {error.strerror}'))",
         "test_scanning",
     ),
     (

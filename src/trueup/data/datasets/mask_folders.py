@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.data.datasets.file_matching import FoundCases, walk_files, walk_folders
+from trueup.data.datasets.file_matching import FoundCases, align_mask, walk_files
 from trueup.data.domains import BrokenImageError, decode
-from trueup.data.labelled_volumes import align_mask
 from trueup.data.pictures import AS_STORED, Reading, read_picture
+from trueup.data.scanning import FolderScan
 from trueup.data.slices import Mask, Volume, network_box, window_to_uint8
 from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.data.volumes import Grid, count_slices, read_volume
@@ -55,7 +55,7 @@ def scan_mask_folder(root: Path, reading: Reading = AS_STORED) -> tuple[tuple[st
 
 def _domains(root: Path) -> dict[str, tuple[Path, Path]]:
     """Return the folders of images and of masks of each domain."""
-    inside = [folder for folder in walk_folders(root, 1) if folder != root]
+    inside = _folders(root)
     if here := _place(root):
         places = {root.resolve().name: here}
     else:
@@ -70,11 +70,15 @@ def _domains(root: Path) -> dict[str, tuple[Path, Path]]:
 
 def _place(folder: Path) -> tuple[Path, Path] | None:
     """Return the folders images and masks in a folder, or None if it has neither."""
-    inside = {f.name.lower(): f for f in walk_folders(folder, 1) if f != folder}
+    inside = {inner.name.lower(): inner for inner in _folders(folder)}
     here = [inside[name] for name in ("images", "masks") if name in inside]
     if len(here) == 1:
         raise ValueError(f"{folder} has only the folder {here[0].name}; it needs both images and masks")
     return (here[0], here[1]) if here else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in FolderScan(folder).list_folder(folder)[0]]
 
 
 def _pair(root: Path, images: Path, masks: Path, found: FoundCases) -> Pairs:
