@@ -12,7 +12,7 @@ import numpy as np
 
 from trueup.data.check_masks import Progress
 from trueup.data.domains import BrokenImageError
-from trueup.data.slices import LabelledCase, Volume
+from trueup.data.slices import LabelledCase
 
 CASES, COLUMNS = 12, 4  # per sheet
 TILE, GAP, NAME, HEAD = 2.0, 0.12, 0.2, 0.5  # inches
@@ -75,7 +75,8 @@ def _tile(axes: Any, case: LabelledCase, outlines: Sequence[tuple[tuple[int, ...
     called = case.name
     try:
         volume = case.read()
-        z = _fullest(volume)
+        areas = np.zeros(1) if volume.mask is None else np.count_nonzero(volume.mask, axis=(1, 2))
+        z = int(areas.argmax()) if areas.any() else len(volume.image) // 2
         called += f"[{z}]" if case.slices > 1 else ""
         size = SHARPEST if max(volume.box[2:]) > SHARPEST else None
         axes.imshow(volume.network_view(z, size), extent=(0, 1, 1, 0), aspect="auto", interpolation="bilinear")
@@ -90,10 +91,3 @@ def _tile(axes: Any, case: LabelledCase, outlines: Sequence[tuple[tuple[int, ...
         axes.text(0.5, 0.5, "cannot be read", color="#f87171", size=9, ha="center", va="center")
     shown = called if len(called) <= LETTERS else f"…{called[1 - LETTERS :]}"
     axes.text(0.5, 1 + NAME / TILE / 2, shown, color=INK, size=7.5, ha="center", va="center", parse_math=False)
-
-
-def _fullest(volume: Volume) -> int:
-    """Return the slice with the most mask pixels; the middle one if there are none."""
-    if volume.mask is None or not volume.mask.any():
-        return len(volume.image) // 2
-    return int(np.count_nonzero(volume.mask, axis=(1, 2)).argmax())

@@ -134,7 +134,10 @@ def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED) ->
 
     with open_picture(path) as file:
         if is_deep(file):
-            image = _eight_bits(path, file, reading.range)
+            picture = _picture(path, file)
+            values = picture.to_uint8(reading.range)
+            mode = "L" if values.ndim == 2 else picture.mode
+            image = Pillow.frombytes(mode, file.size, values.tobytes()).convert("RGB")
         elif "transparency" in file.info:  # through RGBA, or Pillow warns
             image = file.convert("RGBA").convert("RGB")
         else:
@@ -205,23 +208,13 @@ def is_deep(file: Any) -> bool:
 def _is_deep_colour(file: Any) -> bool:
     if file.mode.startswith("I") or file.mode == "F":
         return False
-    if file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8:  # tiles of separate planes do not show it
-        return True
-    return bool(file.tile) and ";16" in _raw_mode(file.tile[0])
+    deep_tiff = file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8  # tiles of separate planes do not show it
+    return deep_tiff or (bool(file.tile) and ";16" in _raw_mode(file.tile[0]))
 
 
 def _raw_mode(tile: Any) -> str:
     """Return Pillow's name of the byte layout in the file."""
     return str(tile.args if isinstance(tile.args, str) else (*(tile.args or ()), "")[0])
-
-
-def _eight_bits(path: Path, file: Any, asked: Range | None) -> Any:
-    """Convert a deep picture to a Pillow image in RGB."""
-    from PIL import Image as Pillow
-
-    picture = _picture(path, file)
-    image = picture.to_uint8(asked)
-    return Pillow.frombytes("L" if image.ndim == 2 else picture.mode, file.size, image.tobytes()).convert("RGB")
 
 
 def _picture(path: Path, file: Any) -> StoredPicture:
@@ -266,9 +259,14 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
     if file.format == "PPM":
         return 0, FULL
     if file.format == "PNG":
-        return _by_significant_bits(path, values)
-    bits = set(tags.get(258, ()))
-    if bits == {12}:
+        bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
+        if not 8 <= bits <= 16:
+            return None
+        # The standard scales values to 16 bits. Where programs do not, values fit into the declared bits and use the
+        # lowest, which scaled dark images leave empty.
+        unscaled = values.max() < 2**bits and np.any(values & (2 ** (16 - bits) - 1))
+        return 0, 2**bits - 1 if unscaled else FULL
+    if set(tags.get(258, ())) == {12}:
         return 0, 2**12 - 1
     for low, high in ((340, 341), (280, 281)):
         least, most = (float(np.max(tags.get(tag, 0))) for tag in (low, high))
@@ -277,17 +275,6 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
         if depth and least == 0 and values.min() >= 0 and values.max() <= most:
             return 0, most
     return None
-
-
-def _by_significant_bits(path: Path, values: NDArray[Any]) -> Range | None:
-    """Return the range from a PNG's sBIT chunk."""
-    bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
-    if not 8 <= bits <= 16:
-        return None
-    # The standard scales values to 16 bits. Where programs do not, values fit into the declared bits and use the
-    # lowest, which scaled dark images leave empty.
-    unscaled = values.max() < 2**bits and bool(np.any(values & (2 ** (16 - bits) - 1)))
-    return (0, 2**bits - 1) if unscaled else (0, FULL)
 
 
 def _significant_bits(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from trueup.data.domains import BrokenImageError
 from trueup.data.scanning import FolderScan
 from trueup.data.slices import LabelledCase, Mask, Volume, field_of_view_box, window_to_uint8
-from trueup.data.volumes import Grid, Scan, Values, count_slices, format_shape, read_volume
+from trueup.data.volumes import Grid, Scan, Values, count_slices, format_shape, is_volume, read_volume
 
 CaseFile = tuple[str, str, Path]  # the name of a case, "image" or "label", and the file
 
@@ -46,15 +46,14 @@ class FoundCases:
             raise ValueError(f"there is no part {name!r}; there is: {there}")
         return list(self.parts[name])
 
-    def make_case(
-        self, name: str, slices: Callable[[Path], int], read: Callable[..., Volume], *files: Path, patient: str = ""
-    ) -> LabelledCase:
-        """Return a case of an image and its masks; count the image's slices now.
+    def make_case(self, name: str, read: Callable[..., Volume], *files: Path, patient: str = "") -> LabelledCase:
+        """Return a case of an image and its masks; count the slices of a volume now.
 
         If that fails, the case has one slice and raises the reason when it is read.
         """
         try:
-            return LabelledCase(name, slices(files[0]), partial(read, *files), patient, files)
+            slices = count_slices(files[0]) if is_volume(files[0]) else 1
+            return LabelledCase(name, slices, partial(read, *files), patient, files)
         except BrokenImageError as error:
             self.broken.append(str(error))
             return LabelledCase(name, 1, partial(_raise, str(error)), patient, files)
@@ -143,7 +142,7 @@ def pair_cases(
     found, cases = FoundCases(others=[path.relative_to(root).as_posix() for path in rest]), []
     for name, pair in sorted(pairs.items(), key=lambda item: (len(item[0]), item[0])):  # 9 before 10
         if len(pair) == 2:
-            cases.append(found.make_case(name, count_slices, read, pair["image"], pair["label"], patient=patient(name)))
+            cases.append(found.make_case(name, read, pair["image"], pair["label"], patient=patient(name)))
         for kind, path in pair.items() if len(pair) == 1 else ():
             lacks = f"has no {'mask' if kind == 'image' else 'image'}" if path.exists() else "does not exist"
             found.missing.append(f"{path.relative_to(root).as_posix()} {lacks}")

@@ -149,7 +149,7 @@ def _match(root: Path, files: Iterable[CaseFile], needed: tuple[str, ...], read:
             what = "mask" if lacking == ["mask"] else f"mask of the {' and the '.join(lacking)}"
             without.setdefault(file.parent, []).append(f"{_name(file, root)} has no {what}")
         else:
-            case = found.make_case(file.stem, lambda _: 1, read, file, *(drawn[what] for what in needed))
+            case = found.make_case(file.stem, read, file, *(drawn[what] for what in needed))
             found.parts.setdefault(part, []).append(case)
     for folder, lines in without.items():
         count = sum(file.parent == folder for _, file in images.values())

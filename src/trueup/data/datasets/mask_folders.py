@@ -20,7 +20,7 @@ from trueup.data.pictures import AS_STORED, Reading, read_picture
 from trueup.data.scanning import FolderScan
 from trueup.data.slices import Mask, Volume, network_box, window_to_uint8
 from trueup.data.volumes import SUFFIXES as VOLUMES
-from trueup.data.volumes import Grid, count_slices, read_volume
+from trueup.data.volumes import Grid, is_volume, read_volume
 
 LOSSY = (".jpg", ".jpeg")
 IMAGES = (".png", ".bmp", ".tif", ".tiff", *LOSSY, *VOLUMES)
@@ -47,7 +47,7 @@ def scan_mask_folder(root: Path, reading: Reading = AS_STORED) -> tuple[tuple[st
     classes = _named(named) if named.is_file() else _counted(m for both in pairs.values() for _, m in both.values())
     for name, found in domains.items():
         found.parts["train"] = [
-            found.make_case(stem, _slices, partial(_read, classes=len(classes), reading=reading), image, mask)
+            found.make_case(stem, partial(_read, classes=len(classes), reading=reading), image, mask)
             for stem, (image, mask) in pairs[name].items()
         ]
     return classes, domains
@@ -211,13 +211,3 @@ def _strange(path: Path, held: Iterable[float], why: str) -> BrokenImageError:
     values = sorted(held)
     listed = ", ".join(f"{v:g}" for v in values[:8]) + (", ..." if len(values) > 8 else "")
     return BrokenImageError(f"{path.name}: the mask holds {listed}; {why}")
-
-
-def is_volume(path: Path) -> bool:
-    """Return True if a file name is that of a volume."""
-    return path.name.lower().endswith(VOLUMES)
-
-
-def _slices(path: Path) -> int:
-    """Return the number of slices of an image, from its header."""
-    return count_slices(path) if is_volume(path) else 1
