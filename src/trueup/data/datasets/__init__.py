@@ -95,9 +95,9 @@ def dataset_from_card(name: str) -> Dataset:
     if card.kind == "embedded":
         return open_dataset(name)
     if card.kind == "masks":
-        from trueup.data.datasets.mask_datasets import empty_mask_dataset
+        from trueup.data.datasets.mask_datasets import open_mask_dataset
 
-        return empty_mask_dataset(name)
+        return open_mask_dataset(name, None)
     classes = card.class_names or tuple(map(str, range(card.classes)))
     return Dataset(name, classes, tuple(card.domains), _missing, "clean" if card.kind == "corruptions" else None)
 
