@@ -82,8 +82,8 @@ ROWS = [
     (
         "masks: left where it was when its image is turned",
         "augment_with_mask",
-        "_pillow(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)",
-        "_pillow(mask).transform((width, height), Pillow.Transform.AFFINE, (1, 0, 0, 0, 1, 0), Pillow.Resampling.NEAREST)",
+        "Pillow.fromarray(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)",
+        "Pillow.fromarray(mask).transform((width, height), Pillow.Transform.AFFINE, (1, 0, 0, 0, 1, 0), Pillow.Resampling.NEAREST)",
         "test_tasks",
     ),
     (

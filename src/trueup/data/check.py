@@ -1,9 +1,11 @@
-"""Checks of a dataset on disk against its card: counts, and files that cannot be read."""
+"""Checks of pictures: a dataset on disk against its card, and, before a run, some pictures of each domain."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import multiprocessing
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,13 +14,14 @@ import numpy as np
 from trueup.data.cards import Card, get_card
 from trueup.data.check_masks import Progress, Report, check_masks
 from trueup.data.corruptions import CORRUPTIONS
-from trueup.data.datasets import check_reading, cifar, folders, imagenet, open_dataset
+from trueup.data.datasets import Dataset, check_reading, cifar, folders, imagenet, open_dataset
 from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.domains import Domain, FileDomain
 from trueup.data.loading import prefetch
-from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
-from trueup.data.preflight import PictureInfo, inspect_picture
-from trueup.data.scanning import describe_skipped, first_names
+from trueup.data.pictures import AS_STORED, BrokenImageError, PictureInfo, Reading, UnknownRangeError
+from trueup.data.scanning import describe_skipped, first_names, log_once, log_skipped
+
+SAMPLE = 32  # inspected pictures per domain
 
 
 @dataclass
@@ -184,6 +187,43 @@ def _decode(report: ImageReport, domains: Sequence[FileDomain], progress: Progre
 
 def _look(domain: FileDomain, i: int) -> PictureInfo:
     """Inspect and decode a picture."""
-    seen = inspect_picture(domain, i)
+    seen = domain.inspect(i)
     domain.image(i)
     return seen
+
+
+def preflight_datasets(datasets: Iterable[Dataset]) -> None:
+    """Log skipped entries of datasets once, and inspect some pictures of each domain of picture files.
+
+    An unknown range is refused; squashed and clipped pictures are logged. Worker processes do nothing.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    for dataset in datasets:
+        log_skipped(dataset.name, dataset.left_out())
+        domains = []
+        for name in dataset.targets if dataset.clean is None and not dataset.structures else ():
+            with suppress(ValueError):  # a plan may name a dataset without files
+                domains.append(dataset.domain(name))
+        preflight_domains(dataset.name, [domain for domain in domains if isinstance(domain, FileDomain)])
+
+
+def preflight_domains(name: str, domains: Sequence[FileDomain]) -> None:
+    """Inspect some pictures of each domain; refuse an unknown range, and log squashed and clipped pictures once."""
+    seen: dict[str, PictureInfo] = {}
+    for domain in domains:
+        count = len(domain.files)
+        for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int)).tolist():
+            with suppress(BrokenImageError):  # reported when it is loaded
+                seen[domain.files[i]] = domain.inspect(i)
+    looked = f"of {len(seen)} inspected pictures of {name}"
+    squashing = all(domain.reading.resize is None for domain in domains)
+    if squashing and (odd := [file for file, what in seen.items() if what.squashed]):
+        first = seen[odd[0]]
+        log_once(
+            f"{len(odd)} {looked} are not square, such as {odd[0]} ({first.width}×{first.height}), and networks see "
+            f"them squashed: --resize crop or pad keeps their shape, --resize squash silences this line"
+        )
+    if clipped := [file for file, what in seen.items() if what.clipped > 0]:
+        share = 100 * max(what.clipped for what in seen.values())
+        log_once(f"{len(clipped)} {looked} have values beyond --range, up to {share:.1f} % of them, which are clipped")

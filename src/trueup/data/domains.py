@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.corruptions import CORRUPTIONS, corrupt
-from trueup.data.pictures import AS_STORED, Reading, UnknownRangeError, resize_pixels
+from trueup.data.pictures import AS_STORED, PictureInfo, Reading, inspect_picture, resize_pixels
 from trueup.data.pictures import BrokenImageError as BrokenImageError
 from trueup.data.pictures import Image as Image
 from trueup.data.pictures import decode as decode
@@ -58,10 +58,11 @@ class FileDomain:
 
     def image(self, i: int, size: int | None = None) -> Image:
         """Decode file i as RGB."""
-        try:
-            return decode(self.root / self.files[i], size, self.reading)
-        except UnknownRangeError as error:
-            raise error.renamed(self.files[i]) from None
+        return decode(self.root / self.files[i], size, self.reading, self.files[i])
+
+    def inspect(self, i: int) -> PictureInfo:
+        """Inspect file i; raise an error if a network cannot see it."""
+        return inspect_picture(self.root / self.files[i], self.reading.range, self.files[i])
 
     def image_name(self, i: int) -> str:
         """Return the file's path below the root."""

@@ -38,11 +38,7 @@ class UnknownRangeError(ValueError):
 
     def __init__(self, name: str, reason: str, way_out: str) -> None:
         super().__init__(f"{name}: {reason}; {way_out}")
-        self.name, self.reason, self.way_out = name, reason, way_out
-
-    def renamed(self, name: str) -> UnknownRangeError:
-        """Return the same error under another name, such as the path within a dataset."""
-        return UnknownRangeError(name, self.reason, self.way_out)
+        self.name, self.reason = name, reason
 
 
 @dataclass(frozen=True)
@@ -125,16 +121,16 @@ def scale(values: NDArray[Any], limits: Range) -> Image:
     return np.asarray(np.clip(np.rint(scaled), 0, 255), dtype=np.uint8)
 
 
-def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED) -> Image:
+def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED, name: str | None = None) -> Image:
     """Read a picture file as RGB, resized to size × size (bilinear) if a size is given.
 
-    Raises an UnknownRangeError if it has more than 8 bits and its values of black and white are unknown.
+    Raises an UnknownRangeError, with the name, if it is deep and its values of black and white are unknown.
     """
     from PIL import Image as Pillow
 
     with open_picture(path) as file:
         if is_deep(file):
-            picture = _picture(path, file)
+            picture = _picture(path, file, name)
             values = picture.to_uint8(reading.range)
             mode = "L" if values.ndim == 2 else picture.mode
             image = Pillow.frombytes(mode, file.size, values.tobytes()).convert("RGB")
@@ -148,13 +144,39 @@ def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED) ->
         return np.asarray(image)
 
 
-def read_picture(path: Path) -> StoredPicture:
+@dataclass(frozen=True)
+class PictureInfo:
+    """The size of a picture, and its clipped values."""
+
+    width: int
+    height: int
+    clipped: float  # the share of values beyond the requested range
+
+    @property
+    def squashed(self) -> bool:
+        """Return True if the sides differ by more than a pixel of rounding."""
+        return abs(self.width - self.height) > 1
+
+
+def inspect_picture(path: Path, asked: Range | None, name: str) -> PictureInfo:
+    """Inspect a picture; raise a BrokenImageError or an UnknownRangeError if a network cannot see it."""
+    with open_picture(path) as file:
+        (width, height), deep = file.size, is_deep(file)
+    if not deep:
+        return PictureInfo(width, height, 0.0)
+    picture = read_picture(path, name)
+    low, high = picture.value_range(asked)
+    values = picture.colours()
+    return PictureInfo(width, height, float(np.mean((values < low) | (values > high))))
+
+
+def read_picture(path: Path, name: str | None = None) -> StoredPicture:
     """Read a picture's stored values: class numbers of masks, grey values of scanners."""
     with open_picture(path) as file:
         pages = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
         if pages > 1:
             raise BrokenImageError(f"{path.name}: has {pages} pages; save a stack as NIfTI, or each slice as a file")
-        return _picture(path, file)
+        return _picture(path, file, name)
 
 
 def make_square(image: Any, resize: Resize | None) -> Any:
@@ -217,7 +239,7 @@ def _raw_mode(tile: Any) -> str:
     return str(tile.args if isinstance(tile.args, str) else (*(tile.args or ()), "")[0])
 
 
-def _picture(path: Path, file: Any) -> StoredPicture:
+def _picture(path: Path, file: Any, name: str | None) -> StoredPicture:
     mode, deep = file.mode, is_deep(file)
     tags: Any = getattr(file, "tag_v2", {}) if file.format == "TIFF" else {}
     values = _deep_colours(path, file) if _is_deep_colour(file) else np.asarray(file)
@@ -227,7 +249,7 @@ def _picture(path: Path, file: Any) -> StoredPicture:
     if deep and tags.get(258) == (32,) and tags.get(339, (1,)) == (1,):
         values = values.view(np.uint32)  # Pillow reads it as signed
     inverted = deep and values.ndim == 2 and tags.get(262) == 0
-    picture = StoredPicture(path.name, mode, values, deep, None, inverted)
+    picture = StoredPicture(name or path.name, mode, values, deep, None, inverted)
     return replace(picture, declared=_declared(path, file, tags, picture.colours())) if deep else picture
 
 
