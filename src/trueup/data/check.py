@@ -38,13 +38,9 @@ class ImageReport(Report):
 
 
 def check_dataset(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    decode_all: bool = True,
-    reading: Reading = AS_STORED,
+    name: str, root: str | Path | None = None, *, decode_all: bool = True, reading: Reading = AS_STORED,
     progress: Progress = lambda done, of: None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Compare a folder with its dataset's card; `decode_all` opens every image and mask."""
     reading = check_reading(name, reading)
     if name in NAMES:

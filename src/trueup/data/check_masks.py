@@ -15,7 +15,7 @@ from trueup.data.cards import CARDS
 from trueup.data.datasets.file_matching import DomainNotFoundError, FoundCases
 from trueup.data.datasets.mask_datasets import Structures, mask_source
 from trueup.data.loading import prefetch
-from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
+from trueup.data.pictures import BrokenImageError, Reading, UnknownRangeError
 from trueup.data.scanning import describe_skipped, find_skipped, first_names
 from trueup.data.slices import LabelledCase, crop_padded
 
@@ -84,14 +84,7 @@ class _Seen:
     cropped: bool  # True if a structure extends beyond the network's view
 
 
-def check_masks(
-    name: str,
-    root: Path | None,
-    *,
-    read_all: bool = True,
-    reading: Reading = AS_STORED,
-    progress: Progress = lambda done, of: None,
-) -> MaskReport:
+def check_masks(name: str, root: Path | None, *, read_all: bool, reading: Reading, progress: Progress) -> MaskReport:
     """Compare a folder with its dataset's card; `read_all` reads every case, else only names and headers."""
     report = MaskReport(name)
     try:

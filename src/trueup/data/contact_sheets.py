@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trueup.data.check_masks import Progress
+from trueup.data.datasets.mask_datasets import Structures
 from trueup.data.domains import BrokenImageError
 from trueup.data.slices import LabelledCase
 
@@ -24,12 +25,9 @@ COLOURS = ("#22d3ee", "#f472b6", "#a3e635", "#fb923c", "#818cf8", "#facc15")
 
 
 def draw_sheets(
-    name: str,
-    domains: Mapping[str, Sequence[LabelledCase]],
-    structures: Mapping[str, tuple[int, ...]],
-    folder: Path,
+    name: str, domains: Mapping[str, Sequence[LabelledCase]], structures: Structures, folder: Path,
     progress: Progress = lambda done, of: None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Draw one sheet per domain, FOLDER/NAME-DOMAIN.png; `structures` maps names to classes of the masks."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -42,7 +40,7 @@ def draw_sheets(
     return files
 
 
-def _sheet(title: str, cases: Sequence[LabelledCase], structures: Mapping[str, tuple[int, ...]]) -> Any:
+def _sheet(title: str, cases: Sequence[LabelledCase], structures: Structures) -> Any:
     """Draw up to twelve cases, evenly spaced over all."""
     from matplotlib.figure import Figure
 

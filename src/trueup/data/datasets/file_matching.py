@@ -117,16 +117,9 @@ def check_domain(domain: str, domains: Iterable[str], dataset: str) -> None:
 
 
 def pair_cases(
-    root: Path,
-    files: Iterable[Path],
-    parts: Iterable[CaseFile],
-    beside: re.Pattern[str],
-    expected: str,
-    coding: LabelCoding,
-    field: float,
-    channel: int = 0,
-    patient: Callable[[str], str] = str,
-) -> FoundCases:
+    root: Path, files: Iterable[Path], parts: Iterable[CaseFile], beside: re.Pattern[str], expected: str,
+    coding: LabelCoding, field: float, *, channel: int = 0, patient: Callable[[str], str] = str,
+) -> FoundCases:  # fmt: skip
     """Pair volumes with masks and split the cases 80 to 20 by patient; only headers are read now.
 
     `beside` matches names of files that belong there but are not used, `expected` describes the domain for an error
