@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from trueup.data.cards import CARDS
 from trueup.data.datasets.file_matching import DomainNotFoundError, FoundCases
@@ -137,12 +138,8 @@ def _compare(report: MaskReport) -> None:
 def _read(report: MaskReport, progress: Progress) -> None:
     """Read every case, in parallel, and check its mask."""
     seen: dict[str, dict[str, _Seen]] = {domain: {} for domain in report.found}
-    cases = (
-        (domain, part, case)
-        for domain, found in report.found.items()
-        for part, cases in found.parts.items()
-        for case in cases
-    )
+    parts = [(domain, part, cases) for domain, found in report.found.items() for part, cases in found.parts.items()]
+    cases = ((domain, part, case) for domain, part, cases in parts for case in cases)
     with ThreadPoolExecutor(THREADS) as pool:
         waiting = prefetch(cases, lambda item: pool.submit(_look, item[2], report.structures), THREADS)
         for done, ((domain, part, case), looking) in enumerate(waiting, 1):
@@ -176,9 +173,7 @@ def _look(case: LabelledCase, structures: Structures) -> _Seen:
 
 def _within(inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> bool:
     """Return True if most pixels next to a structure, within slices, belong to the outer one."""
-    padded = np.pad(inner, ((0, 0), (1, 1), (1, 1)))
-    near = padded[:, :-2, 1:-1] | padded[:, 2:, 1:-1] | padded[:, 1:-1, :-2] | padded[:, 1:-1, 2:]
-    edge = near & ~inner
+    edge = ndimage.binary_dilation(inner, ndimage.generate_binary_structure(2, 1)[None]) & ~inner
     return bool(2 * np.count_nonzero(edge & outer) >= np.count_nonzero(edge))
 
 

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.corruptions import CORRUPTIONS, corrupt
-from trueup.data.pictures import AS_STORED, PictureInfo, Reading, inspect_picture, resize_pixels
+from trueup.data.pictures import AS_STORED, PictureInfo, Reading, decode, inspect_picture, resize_pixels
 from trueup.data.pictures import BrokenImageError as BrokenImageError
 from trueup.data.pictures import Image as Image
-from trueup.data.pictures import decode as decode
 
 Labels = NDArray[np.int64]
 

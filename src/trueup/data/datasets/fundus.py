@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from trueup.data.datasets.file_matching import CaseFile, DomainNotFoundError, FoundCases, check_domain, walk_files
 from trueup.data.datasets.folders import EXTENSIONS, simple_name
-from trueup.data.domains import BrokenImageError, Image, decode
-from trueup.data.pictures import Reading, UnknownRangeError, read_picture
+from trueup.data.pictures import BrokenImageError, Image, Reading, UnknownRangeError, decode, read_picture
 from trueup.data.scanning import FolderScan
 from trueup.data.slices import Mask, Volume, full_box
 

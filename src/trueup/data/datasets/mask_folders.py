@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.datasets.file_matching import FoundCases, align_mask, walk_files
-from trueup.data.domains import BrokenImageError, decode
-from trueup.data.pictures import AS_STORED, Reading, read_picture
+from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, decode, read_picture
 from trueup.data.scanning import FolderScan
 from trueup.data.slices import Mask, Volume, network_box, window_to_uint8
 from trueup.data.volumes import SUFFIXES as VOLUMES
