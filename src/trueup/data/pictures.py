@@ -86,8 +86,6 @@ class StoredPicture:
     def value_range(self, asked: Range | None = None) -> Range:
         """Return the values of black and white; raise an UnknownRangeError if they are unknown."""
         values = self.colours()
-        if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
-            raise BrokenImageError(f"{self.name}: holds values that are not finite")
         if (known := asked or self.declared) is not None:
             return known
         low, high = values.min(), values.max()
@@ -248,6 +246,8 @@ def _picture(path: Path, file: Any, name: str | None) -> StoredPicture:
         values = values.astype(np.uint16)
     if deep and tags.get(258) == (32,) and tags.get(339, (1,)) == (1,):
         values = values.view(np.uint32)  # Pillow reads it as signed
+    if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
+        raise BrokenImageError(f"{path.name}: holds values that are not finite")
     inverted = deep and values.ndim == 2 and tags.get(262) == 0
     picture = StoredPicture(name or path.name, mode, values, deep, None, inverted)
     return replace(picture, declared=_declared(path, file, tags, picture.colours())) if deep else picture

@@ -165,8 +165,6 @@ def read_image(
     if picture.mode == "L":
         image = picture.values[None, :, :, None]
     elif picture.deep and picture.values.ndim == 2:
-        if not np.all(np.isfinite(picture.values)):
-            raise BrokenImageError(f"{path.name}: holds values that are not finite")
         grey = window_to_uint8(picture.values) if reading.range is None else picture.to_uint8(reading.range)
         image = grey[None, :, :, None]
     else:
