@@ -25,7 +25,7 @@ from trueup.bench.settings import read_sweep
 from trueup.core import files
 from trueup.data.datasets import cifar
 from trueup.data.datasets import mask_folders as masks
-from trueup.data.domains import decode
+from trueup.data.pictures import decode
 from trueup.data.volumes import read_volume
 from trueup.deploy.folder_images import JOURNAL
 from trueup.deploy.run_log import FORMAT, RunLog

@@ -7,7 +7,7 @@ import nibabel as nib
 import numpy as np
 import SimpleITK as sitk  # noqa: N813
 
-from trueup.data.labelled_volumes import LabelCoding
+from trueup.data.datasets.file_matching import LabelCoding
 
 X, Y, Z = 24, 20, 5
 CODING = LabelCoding("hearts", {0: 0, 200: 2, 500: 3, 600: 1})

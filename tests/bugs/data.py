@@ -54,8 +54,8 @@ ROWS = [
     (
         "scanning: a broken link stops all",
         "FolderScan._entries",
-        "try:\n    ...\nexcept OSError as error:\n    self._skip(entry, _why(error))",
-        "try:\n    ...\nexcept KeyError as error:\n    self._skip(entry, _why(error))",
+        "try:\n    ...\nexcept OSError as error:\n    self._skip(entry, LINKS.get(error.errno or 0, f'{UNREADABLE}: {error.strerror}'))",
+        "try:\n    ...\nexcept KeyError as error:\n    self._skip(entry, LINKS.get(error.errno or 0, f'{UNREADABLE}: {error.strerror}'))",
         "test_scanning",
     ),
     (
@@ -82,8 +82,8 @@ ROWS = [
     (
         "masks: left where it was when its image is turned",
         "augment_with_mask",
-        "_pillow(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)",
-        "_pillow(mask).transform((width, height), Pillow.Transform.AFFINE, (1, 0, 0, 0, 1, 0), Pillow.Resampling.NEAREST)",
+        "Pillow.fromarray(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)",
+        "Pillow.fromarray(mask).transform((width, height), Pillow.Transform.AFFINE, (1, 0, 0, 0, 1, 0), Pillow.Resampling.NEAREST)",
         "test_tasks",
     ),
     (
@@ -95,7 +95,7 @@ ROWS = [
     ),
     (
         "masks: classes between classes",
-        "_resize",
+        "resize_pixels",
         "Pillow.Resampling.BILINEAR if smooth else Pillow.Resampling.NEAREST",
         "Pillow.Resampling.BILINEAR",
         "test_slices",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from volume_files import CODING, X, Y, Z, affine, numbers, save_nifti
 
+from trueup.data.datasets.file_matching import LabelCoding, read_labelled_volume
 from trueup.data.domains import BrokenImageError
-from trueup.data.labelled_volumes import LabelCoding, read_labelled_volume
 from trueup.data.slices import window_to_uint8
 
 # Images with their masks.

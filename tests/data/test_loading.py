@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from trueup.data import loading
-from trueup.data.domains import ArrayDomain, BrokenImageError, FileDomain, decode
+from trueup.data.domains import ArrayDomain, BrokenImageError, FileDomain
 from trueup.data.loading import ConcatDomains, Loader, prefetch
+from trueup.data.pictures import decode
 
 BILINEAR = Image.Resampling.BILINEAR
 

@@ -11,14 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trueup.data.check import check_dataset
+from trueup.data.check import check_dataset, preflight_domains
 from trueup.data.datasets import open_dataset
 from trueup.data.datasets.folders import scan_image_folder
 from trueup.data.datasets.mask_folders import read_image
 from trueup.data.datasets.mask_folders import scan_mask_folder as scan_masks
 from trueup.data.domains import FileDomain
 from trueup.data.pictures import BrokenImageError, Reading, UnknownRangeError, decode, read_picture
-from trueup.data.preflight import preflight_domains
 from trueup.data.slices import network_box
 
 Array = NDArray[Any]

@@ -15,9 +15,8 @@ from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.cli.app import app
 from trueup.cli.compare import open_image_folder
 from trueup.data import scanning
-from trueup.data.check import check_dataset
+from trueup.data.check import check_dataset, preflight_datasets
 from trueup.data.datasets import open_dataset
-from trueup.data.preflight import preflight_datasets
 from trueup.data.scanning import FolderScan, find_skipped, log_skipped
 from trueup.deploy import folder_images as images
 
@@ -62,7 +61,7 @@ def messy(tmp_path: Path) -> Iterator[tuple[Path, dict[str, str]]]:
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)  # and back again in the end
-    monkeypatch.setattr(scanning, "_told", set())
+    scanning.log_once.cache_clear()
 
 
 GOOD = ["day/cat/0.png", "day/dog/0.png", "night/cat/0.png", "night/cat/linked.png", "night/dog/0.png"]

@@ -18,8 +18,7 @@ from trueup.data.slices import (
     crop_padded,
     field_of_view_box,
     full_box,
-    paste_scores,
-    square_box,
+    network_box,
     window_to_uint8,
 )
 
@@ -72,6 +71,12 @@ def test_a_cut_by_hand() -> None:
 
 
 # Pasting
+
+
+def paste_scores(
+    scores: NDArray[np.float32], shape: tuple[int, int], box: Box, outside: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    return volume(numbered(*shape), box=box).paste_back(scores, outside)
 
 
 @pytest.mark.parametrize("box", [box for box in BOXES if box[2]])
@@ -197,7 +202,7 @@ def test_the_field_of_view_is_in_millimetres_and_in_the_middle() -> None:
     assert full_box(5, 7) == (0, 0, 5, 7)
     assert field_of_view_box(100, 80, (9.0, 0.5, 2.0), 40.0) == (10, 30, 80, 20)
     assert field_of_view_box(5, 5, ONES, 8.0) == (-2, -2, 8, 8)
-    assert square_box(4, 6, (5.0, 2.0, 0.5)) == (0, -5, 4, 16)  # 8 mm high and 3 mm wide
+    assert network_box(4, 6, (5.0, 2.0, 0.5), None) == (0, -5, 4, 16)  # 8 mm high and 3 mm wide
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.float64, np.uint8])

@@ -18,9 +18,9 @@ import torch
 from trueup.bench.jobs import Job, Paths, failure_record, run_job
 from trueup.bench.records import FILE, Record, finished_records, open_writer
 from trueup.bench.settings import Run, Sweep, make_sweep
+from trueup.data.check import preflight_datasets
 from trueup.data.datasets import Dataset
 from trueup.data.pictures import Reading
-from trueup.data.preflight import preflight_datasets
 from trueup.source.checkpoints import Store
 
 CHECKPOINTS, TRACES = "checkpoints", "traces"

@@ -25,10 +25,10 @@ from trueup.cli.progress import make_grid, progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
 from trueup.data.channels import make_channels
+from trueup.data.check import preflight_domains
 from trueup.data.domains import CorruptedDomain, Domain, FileDomain
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import AS_STORED, Reading
-from trueup.data.preflight import preflight_domains
 from trueup.data.scanning import FolderScan, log_skipped
 from trueup.data.streams import batches
 from trueup.deploy.compare_methods import Trial, compare_methods

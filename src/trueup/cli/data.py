@@ -18,10 +18,10 @@ from trueup.data.archives import unpack_archive as unpack_archive
 from trueup.data.cards import CARDS, get_card
 from trueup.data.check import ImageReport
 from trueup.data.check import check_dataset as check_files
-from trueup.data.check_masks import DomainPart, MaskReport
-from trueup.data.check_report import Report, first_names
+from trueup.data.check_masks import DomainPart, MaskReport, Report
 from trueup.data.contact_sheets import draw_sheets
 from trueup.data.datasets.mask_datasets import NAMES, ON_DISK, USUAL
+from trueup.data.scanning import first_names
 
 app = typer.Typer(help="Cards of the datasets, their archives, and a check of what is on disk.", no_args_is_help=True)
 MANY = 12  # columns for classes or structures

@@ -83,13 +83,9 @@ class Unpacked:
 
 
 def unpack_archive(
-    archive: str | Path,
-    out: str | Path,
-    *,
-    sha256: str | None = None,
-    limits: Limits = USUAL,
+    archive: str | Path, out: str | Path, *, sha256: str | None = None, limits: Limits = USUAL,
     progress: Progress = lambda done, of: None,
-) -> Unpacked:
+) -> Unpacked:  # fmt: skip
     """Unpack a .zip, .tar, .tar.gz, .tar.bz2 or .tar.xz into the new folder `out`; on any error there is no `out`.
 
     The hash is compared, then all members are checked, then they are written; `progress` gets the bytes of each step.

@@ -19,7 +19,7 @@ class Card:
     domains: dict[str, int]
     licence: str
     home: str
-    layout: str
+    layout: str = "ROOT/domain/class/image, or list files ROOT/domain*.txt with lines `path number`"
     class_names: tuple[str, ...] = ()
     counts: dict[str, tuple[int, ...]] = field(default_factory=dict)
     range: tuple[float, float] | None = None
@@ -31,7 +31,6 @@ class Card:
         return sum(self.domains.values())
 
 
-_FOLDERS = "ROOT/domain/class/image, or list files ROOT/domain*.txt with lines `path number`"
 _DIGITS = tuple("0123456789")
 _FUNDUS = ("background", "rim", "cup")
 _CARDIAC = ("background", "right ventricle", "myocardium", "left ventricle")
@@ -40,34 +39,23 @@ _UCI = "handwriting: UCI, CC BY 4.0"
 
 
 def _embedded(
-    name: str, title: str, class_names: tuple[str, ...], domains: dict[str, int], licence: str, home: str
-) -> Card:
-    layout = "none: made in memory"
-    return Card(name, title, "embedded", len(class_names), domains, licence, home, layout, class_names)
+    name: str, title: str, class_names: tuple[str, ...], images: int, domains: tuple[str, ...],
+    licence: str = "ours", home: str = "made by this library",
+) -> Card:  # fmt: skip
+    counts, layout = dict.fromkeys(domains, images), "none: made in memory"
+    return Card(name, title, "embedded", len(class_names), counts, licence, home, layout, class_names)
 
 
-def _drawn(name: str, title: str, class_names: tuple[str, ...], images: int, *domains: str) -> Card:
-    return _embedded(name, title, class_names, dict.fromkeys(domains, images), "ours", "made by this library")
-
-
+_STYLES = ("hand", "type", "poster", "neon")
+_FONTS = f"{_UCI}; fonts: DejaVu and STIX licences"
 CARDS = {
     card.name: card
     for card in (
         _embedded(
-            "digits",
-            "Digits in four styles",
-            _DIGITS,
-            dict.fromkeys(("hand", "type", "poster", "neon"), 2000),
-            f"{_UCI}; fonts: DejaVu and STIX licences",
-            "ships with scikit-learn and matplotlib",
+            "digits", "Digits in four styles", _DIGITS, 2000, _STYLES, _FONTS, "ships with scikit-learn and matplotlib"
         ),
         _embedded(
-            "digits-c",
-            "Handwritten digits, corrupted",
-            _DIGITS,
-            dict.fromkeys(CORRUPTIONS, 1000),
-            _UCI,
-            "ships with scikit-learn",
+            "digits-c", "Handwritten digits, corrupted", _DIGITS, 1000, CORRUPTIONS, _UCI, "ships with scikit-learn"
         ),
         Card(
             name="pacs",
@@ -84,7 +72,6 @@ CARDS = {
             },
             licence="for research; no licence stated by its authors",
             home="https://sketchx.eecs.qmul.ac.uk/downloads (Deeper, Broader and Artier Domain Generalization)",
-            layout=_FOLDERS,
         ),
         Card(
             name="officehome",
@@ -94,7 +81,6 @@ CARDS = {
             domains={"Art": 2427, "Clipart": 4365, "Product": 4439, "RealWorld": 4357},
             licence="non-commercial research only",
             home="https://www.hemanthdv.org/officeHomeDataset.html",
-            layout=_FOLDERS,
         ),
         Card(
             name="vlcs",
@@ -105,7 +91,6 @@ CARDS = {
             domains={"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376},
             licence="that of its four parts, each for research",
             home="https://github.com/facebookresearch/DomainBed (download script)",
-            layout=_FOLDERS,
         ),
         Card(
             name="domainnet",
@@ -122,7 +107,7 @@ CARDS = {
             },
             licence="non-commercial research and education only",
             home="https://ai.bu.edu/M3SDA",
-            layout=_FOLDERS + "; both the _train and the _test lists are read",
+            layout=f"{Card.layout}; both the _train and the _test lists are read",
         ),
         *(
             Card(
@@ -183,9 +168,9 @@ CARDS = {
             layout="below ROOT: Task05_Prostate/{imagesTr,labelsTr}/prostate_XX.nii.gz; "
             "TrainingData_Part{1,2,3}/CaseXX{,_segmentation}.mhd",
         ),
-        _drawn("fundus-sim", "Optic disc and cup, drawn", _FUNDUS, 160, "clinic", "screening", "handheld"),
-        _drawn("cardiac-sim", "Short-axis hearts, drawn", _CARDIAC, 24, "cine", "lge"),
-        _drawn("prostate-sim", "Prostate, drawn", _PROSTATE, 24, "body-coil", "endorectal"),
+        _embedded("fundus-sim", "Optic disc and cup, drawn", _FUNDUS, 160, ("clinic", "screening", "handheld")),
+        _embedded("cardiac-sim", "Short-axis hearts, drawn", _CARDIAC, 24, ("cine", "lge")),
+        _embedded("prostate-sim", "Prostate, drawn", _PROSTATE, 24, ("body-coil", "endorectal")),
     )
 }
 

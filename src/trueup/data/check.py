@@ -1,26 +1,27 @@
-"""Checks of a dataset on disk against its card: counts, and files that cannot be read."""
+"""Checks of pictures: a dataset on disk against its card, and, before a run, some pictures of each domain."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import multiprocessing
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from trueup.data.cards import CARDS, Card, get_card
-from trueup.data.check_masks import check_masks
-from trueup.data.check_report import Progress, Report, first_names
+from trueup.data.cards import Card, get_card
+from trueup.data.check_masks import Progress, Report, check_masks
 from trueup.data.corruptions import CORRUPTIONS
-from trueup.data.datasets import check_reading, cifar, folders, imagenet, open_dataset
+from trueup.data.datasets import Dataset, check_reading, cifar, folders, imagenet, open_dataset
 from trueup.data.datasets.mask_datasets import NAMES
 from trueup.data.domains import Domain, FileDomain
-from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError, decode
-from trueup.data.preflight import PictureInfo, inspect_picture
-from trueup.data.scanning import describe_skipped
+from trueup.data.loading import prefetch
+from trueup.data.pictures import AS_STORED, BrokenImageError, PictureInfo, Reading, UnknownRangeError
+from trueup.data.scanning import describe_skipped, first_names, log_once, log_skipped
+
+SAMPLE = 32  # inspected pictures per domain
 
 
 @dataclass
@@ -37,35 +38,29 @@ class ImageReport(Report):
 
 
 def check_dataset(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    decode_all: bool = True,
-    reading: Reading = AS_STORED,
+    name: str, root: str | Path | None = None, *, decode_all: bool = True, reading: Reading = AS_STORED,
     progress: Progress = lambda done, of: None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Compare a folder with its dataset's card; `decode_all` opens every image and mask."""
-    check_reading(name, reading)
+    reading = check_reading(name, reading)
     if name in NAMES:
         place = None if name.endswith("-sim") else _folder(name, root)
         return check_masks(name, place, read_all=decode_all, reading=reading, progress=progress)
-    report = ImageReport(name)
-    card = CARDS.get(name)
-    if name != "folder" and card is None:
-        get_card(name)
+    report, card = ImageReport(name), None if name == "folder" else get_card(name)
     if card is not None and card.kind == "embedded":
         dataset = open_dataset(name)
+        report.classes = dataset.classes
         for target in dataset.targets:
-            _count(report, dataset.classes, [dataset.domain(target)], as_one=target)
+            _count(report, target, dataset.domain(target))
         _compare(report, card)
         return report
     root = _folder(name, root)
     if card is not None and card.kind == "corruptions":
-        _check_corruptions(report, card, root)
+        domains = _check_corruptions(report, card, root, reading)
     else:
-        _check_folders(report, card, root)
+        domains = _check_folders(report, card, root, reading)
     if decode_all:
-        _decode(report, root, reading, progress)
+        _decode(report, domains, progress)
     return report
 
 
@@ -75,40 +70,46 @@ def _folder(name: str, root: str | Path | None) -> Path:
     return Path(root)
 
 
-def _check_folders(report: ImageReport, card: Card | None, root: Path) -> None:
-    tree = folders.scan_image_folder(root, card)
-    _count(report, tree.classes, (tree.domain(name) for name in tree.domains))
-    report.others = tree.others
+def _check_folders(report: ImageReport, card: Card | None, root: Path, reading: Reading) -> list[FileDomain]:
+    tree = folders.scan_image_folder(root, card, reading)
+    domains = [tree.domain(name) for name in tree.domains]
+    report.classes, report.others = tree.classes, tree.others
+    for domain in domains:
+        _count(report, domain.name, domain)
     if tree.skipped:
         report.problems.append(f"{len(tree.skipped)} entries were skipped: {describe_skipped(tree.skipped)}")
     if tree.missing:
         report.problems.append(f"{len(tree.missing)} listed files are missing: {first_names(tree.missing)}")
-    if card is None:
-        for name, classes in report.counts.items():
-            lacking = [label for label, n in classes.items() if not n]
-            if lacking:
-                report.problems.append(f"{name} has no images of: {first_names(lacking)}")
-        return
-    if tree.unknown:
-        report.problems.append(f"folders that are not domains of {card.name}: {first_names(tree.unknown)}")
-    _compare(report, card)
+    if card is not None:
+        if tree.unknown:
+            report.problems.append(f"folders that are not domains of {card.name}: {first_names(tree.unknown)}")
+        _compare(report, card)
+        return domains
+    for name, classes in report.counts.items():
+        if lacking := [label for label, n in classes.items() if not n]:
+            report.problems.append(f"{name} has no images of: {first_names(lacking)}")
+    return domains
 
 
-def _check_corruptions(report: ImageReport, card: Card, root: Path) -> None:
+def _check_corruptions(report: ImageReport, card: Card, root: Path, reading: Reading) -> list[FileDomain]:
     """Count every corruption at every severity, and the clean set if models are trained on it."""
-    dataset, told = open_dataset(card.name, root), set()
+    dataset, told, domains = open_dataset(card.name, root, reading), set(), []
+    report.classes = dataset.classes
     for corruption in CORRUPTIONS:
         for severity in range(1, 6):
             try:
-                _count(report, dataset.classes, [dataset.domain(f"{corruption}-{severity}")], as_one=corruption)
+                domain = dataset.domain(f"{corruption}-{severity}")
             except ValueError as error:
                 told.add(corruption)
                 if str(error) not in report.problems:  # a missing labels.npy fails all of them
                     report.problems.append(str(error))
+                continue
+            _count(report, corruption, domain)
+            if isinstance(domain, FileDomain):
+                domains.append(domain)
         if card.name == "imagenet-c" and corruption in report.counts:
             report.others += imagenet.non_image_files(root, corruption)
     if card.name != "imagenet-c":
-        report.classes = dataset.classes
         try:
             _, labels = cifar.read_clean(card.name, root)
             if len(labels) != 50_000:
@@ -116,15 +117,15 @@ def _check_corruptions(report: ImageReport, card: Card, root: Path) -> None:
         except ValueError as error:
             report.problems.append(str(error))
     _compare(report, card, told)
+    return domains
 
 
-def _count(report: ImageReport, classes: tuple[str, ...], domains: Iterable[Domain], as_one: str | None = None) -> None:
-    report.classes = classes
-    for domain in domains:
-        counts = np.bincount(domain.labels, minlength=len(classes))
-        total = report.counts.setdefault(as_one or domain.name, dict.fromkeys(classes, 0))
-        for label, n in zip(classes, counts, strict=True):
-            total[label] += int(n)
+def _count(report: ImageReport, name: str, domain: Domain) -> None:
+    """Add the images of a domain to the counts of `name`."""
+    total = report.counts.setdefault(name, dict.fromkeys(report.classes, 0))
+    counts = np.bincount(domain.labels, minlength=len(report.classes))
+    for label, n in zip(report.classes, counts, strict=True):
+        total[label] += int(n)
 
 
 def _compare(report: ImageReport, card: Card, told: Collection[str] = ()) -> None:
@@ -148,26 +149,24 @@ def _compare(report: ImageReport, card: Card, told: Collection[str] = ()) -> Non
                 report.problems.append(f"{name}/{label} has {found.get(label, 0):,} images; the card says {n:,}")
 
 
-def _decode(report: ImageReport, root: Path, reading: Reading, progress: Progress) -> None:
+def _decode(report: ImageReport, domains: Sequence[FileDomain], progress: Progress) -> None:
     """Open every image file, in parallel."""
-    domains = list(_domains(report, root, reading))
+    pictures = ((domain, i) for domain in domains for i in range(len(domain.files)))
     total = sum(len(domain.files) for domain in domains)
-    unknown, odd, clipped, done = list[str](), list[str](), list[str](), 0
+    unknown, odd, clipped = list[str](), list[str](), list[str]()
     with ThreadPoolExecutor() as pool:
-        for domain in domains:
-            rest = iter(range(len(domain.files)))
-            while part := list(islice(rest, 512)):  # bounds the number of waiting results
-                for i, seen in zip(part, pool.map(partial(_look, domain), part), strict=True):
-                    file = domain.files[i]
-                    if isinstance(seen, UnknownRangeError):
-                        unknown.append(f"{file} ({seen.reason})")
-                    elif isinstance(seen, BrokenImageError):
-                        report.broken.append(file)
-                    else:
-                        odd += [f"{file} ({seen.width}×{seen.height})"] if seen.squashed else []
-                        clipped += [file] if seen.clipped else []
-                done += len(part)
-                progress(done, total)
+        waiting = prefetch(pictures, lambda picture: pool.submit(_look, *picture), 512)
+        for done, ((domain, i), looking) in enumerate(waiting, 1):
+            file = domain.files[i]
+            try:
+                seen = looking.result()
+                odd += [f"{file} ({seen.width}×{seen.height})"] if seen.squashed else []
+                clipped += [file] if seen.clipped else []
+            except UnknownRangeError as error:
+                unknown.append(f"{file} ({error.reason})")
+            except BrokenImageError:
+                report.broken.append(file)
+            progress(done, total)
     if report.broken:
         report.problems.append(f"{len(report.broken)} images cannot be read: {first_names(report.broken)}")
     if unknown:
@@ -182,24 +181,45 @@ def _decode(report: ImageReport, root: Path, reading: Reading, progress: Progres
         )
 
 
-def _look(domain: FileDomain, i: int) -> PictureInfo | BrokenImageError | UnknownRangeError:
-    """Inspect and decode a picture; return the error if that fails."""
-    try:
-        seen = inspect_picture(domain, i)
-        decode(domain.root / domain.files[i], reading=domain.reading)
-    except (BrokenImageError, UnknownRangeError) as error:
-        return error
+def _look(domain: FileDomain, i: int) -> PictureInfo:
+    """Inspect and decode a picture."""
+    seen = domain.inspect(i)
+    domain.image(i)
     return seen
 
 
-def _domains(report: ImageReport, root: Path, reading: Reading) -> Iterator[FileDomain]:
-    """Yield the domains that consist of files."""
-    dataset = open_dataset(report.name, root, reading)
-    names = [f"{c}-{s}" for c in dataset.targets for s in range(1, 6)] if dataset.clean else dataset.targets
-    for name in names:
-        try:
-            domain = dataset.domain(name)
-        except ValueError:
-            continue  # already reported
-        if isinstance(domain, FileDomain):
-            yield domain
+def preflight_datasets(datasets: Iterable[Dataset]) -> None:
+    """Log skipped entries of datasets once, and inspect some pictures of each domain of picture files.
+
+    An unknown range is refused; squashed and clipped pictures are logged. Worker processes do nothing.
+    """
+    if multiprocessing.parent_process() is not None:
+        return
+    for dataset in datasets:
+        log_skipped(dataset.name, dataset.left_out())
+        domains = []
+        for name in dataset.targets if dataset.clean is None and not dataset.structures else ():
+            with suppress(ValueError):  # a plan may name a dataset without files
+                domains.append(dataset.domain(name))
+        preflight_domains(dataset.name, [domain for domain in domains if isinstance(domain, FileDomain)])
+
+
+def preflight_domains(name: str, domains: Sequence[FileDomain]) -> None:
+    """Inspect some pictures of each domain; refuse an unknown range, and log squashed and clipped pictures once."""
+    seen: dict[str, PictureInfo] = {}
+    for domain in domains:
+        count = len(domain.files)
+        for i in np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).astype(int)).tolist():
+            with suppress(BrokenImageError):  # reported when it is loaded
+                seen[domain.files[i]] = domain.inspect(i)
+    looked = f"of {len(seen)} inspected pictures of {name}"
+    squashing = all(domain.reading.resize is None for domain in domains)
+    if squashing and (odd := [file for file, what in seen.items() if what.squashed]):
+        first = seen[odd[0]]
+        log_once(
+            f"{len(odd)} {looked} are not square, such as {odd[0]} ({first.width}×{first.height}), and networks see "
+            f"them squashed: --resize crop or pad keeps their shape, --resize squash silences this line"
+        )
+    if clipped := [file for file, what in seen.items() if what.clipped > 0]:
+        share = 100 * max(what.clipped for what in seen.values())
+        log_once(f"{len(clipped)} {looked} have values beyond --range, up to {share:.1f} % of them, which are clipped")

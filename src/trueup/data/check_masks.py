@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
 
 from trueup.data.cards import CARDS
-from trueup.data.check_report import Progress, Report, first_names
 from trueup.data.datasets.file_matching import DomainNotFoundError, FoundCases
 from trueup.data.datasets.mask_datasets import Structures, mask_source
-from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
-from trueup.data.scanning import describe_skipped, find_skipped
+from trueup.data.loading import prefetch
+from trueup.data.pictures import BrokenImageError, Reading, UnknownRangeError
+from trueup.data.scanning import describe_skipped, find_skipped, first_names
 from trueup.data.slices import LabelledCase, crop_padded
 
 THREADS = 4  # volumes in memory at a time
 WITHIN = {"cup": "disc", "LV": "MYO"}  # structures inside others: if they mostly are not, labels are probably swapped
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Report:
+    """The findings of a check; those of images and of masks have more."""
+
+    name: str
+    problems: list[str] = field(default_factory=list)  # sentences; empty if the dataset is complete and readable
+    broken: list[str] = field(default_factory=list)  # images, or cases with the reason, that cannot be read
+    others: list[str] = field(default_factory=list)  # other files; they are ignored
+    notes: list[str] = field(default_factory=list)  # remarks that are not problems
 
 
 @dataclass
@@ -71,14 +85,7 @@ class _Seen:
     cropped: bool  # True if a structure extends beyond the network's view
 
 
-def check_masks(
-    name: str,
-    root: Path | None,
-    *,
-    read_all: bool = True,
-    reading: Reading = AS_STORED,
-    progress: Progress = lambda done, of: None,
-) -> MaskReport:
+def check_masks(name: str, root: Path | None, *, read_all: bool, reading: Reading, progress: Progress) -> MaskReport:
     """Compare a folder with its dataset's card; `read_all` reads every case, else only names and headers."""
     report = MaskReport(name)
     try:
@@ -130,39 +137,30 @@ def _compare(report: MaskReport) -> None:
 
 def _read(report: MaskReport, progress: Progress) -> None:
     """Read every case, in parallel, and check its mask."""
-    look = partial(_look, structures=report.structures)
-    done = 0
-    pool = ThreadPoolExecutor(THREADS)
-    try:
-        for domain, found in report.found.items():
-            seen: dict[str, _Seen] = {}
-            for key, cases in found.parts.items():
-                part = report.parts[_key(domain, key)]
-                for case, what in zip(cases, pool.map(look, cases), strict=True):
-                    if isinstance(what, str):
-                        report.broken.append(f"{_key(domain, key)}: {what}")
-                    else:
-                        _count(part, what)
-                        seen[f"{key}/{case.name}" if case.name in seen else case.name] = what
-                    done += 1
-                    progress(done, report.cases)
-            _judge(report, domain, seen)
-    finally:
-        pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest
+    seen: dict[str, dict[str, _Seen]] = {domain: {} for domain in report.found}
+    parts = [(domain, part, cases) for domain, found in report.found.items() for part, cases in found.parts.items()]
+    cases = ((domain, part, case) for domain, part, cases in parts for case in cases)
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting = prefetch(cases, lambda item: pool.submit(_look, item[2], report.structures), THREADS)
+        for done, ((domain, part, case), looking) in enumerate(waiting, 1):
+            try:
+                what = looking.result()
+                _count(report.parts[_key(domain, part)], what)
+                seen[domain][f"{part}/{case.name}" if case.name in seen[domain] else case.name] = what
+            except (BrokenImageError, UnknownRangeError) as error:
+                report.broken.append(f"{_key(domain, part)}: {error}")
+            progress(done, report.cases)
+    for domain in report.found:
+        _judge(report, domain, seen[domain])
 
 
-def _look(case: LabelledCase, structures: Structures) -> _Seen | str:
-    """Measure a case, or return why it cannot be read."""
-    try:
-        volume = case.read()
-    except (BrokenImageError, UnknownRangeError) as error:
-        return str(error)
+def _look(case: LabelledCase, structures: Structures) -> _Seen:
+    """Measure a case."""
+    volume = case.load()
     assert volume.mask is not None
-    if len(volume.mask) != case.slices:
-        return f"{case.name} has {len(volume.mask)} slices; its header said {case.slices}"
     counts = np.bincount(volume.mask.ravel(), minlength=256)
     there = [pair for pair in WITHIN.items() if structures.keys() >= set(pair)]
-    seen = sum(int(np.count_nonzero(crop_padded(mask[..., None], volume.box))) for mask in volume.mask)
+    seen = sum(int(np.count_nonzero(crop_padded(mask, volume.box))) for mask in volume.mask)
     photograph = case.slices == 1 and volume.spacing == (1.0, 1.0, 1.0)
     return _Seen(
         (volume.mask.shape[1], volume.mask.shape[2]),
@@ -175,9 +173,7 @@ def _look(case: LabelledCase, structures: Structures) -> _Seen | str:
 
 def _within(inner: NDArray[np.bool_], outer: NDArray[np.bool_]) -> bool:
     """Return True if most pixels next to a structure, within slices, belong to the outer one."""
-    padded = np.pad(inner, ((0, 0), (1, 1), (1, 1)))
-    near = padded[:, :-2, 1:-1] | padded[:, 2:, 1:-1] | padded[:, 1:-1, :-2] | padded[:, 1:-1, 2:]
-    edge = near & ~inner
+    edge = ndimage.binary_dilation(inner, ndimage.generate_binary_structure(2, 1)[None]) & ~inner
     return bool(2 * np.count_nonzero(edge & outer) >= np.count_nonzero(edge))
 
 

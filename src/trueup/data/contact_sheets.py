@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from trueup.data.check_report import Progress
+from trueup.data.check_masks import Progress
+from trueup.data.datasets.mask_datasets import Structures
 from trueup.data.domains import BrokenImageError
-from trueup.data.slices import LabelledCase, Volume
+from trueup.data.slices import LabelledCase
 
 CASES, COLUMNS = 12, 4  # per sheet
 TILE, GAP, NAME, HEAD = 2.0, 0.12, 0.2, 0.5  # inches
@@ -24,12 +25,9 @@ COLOURS = ("#22d3ee", "#f472b6", "#a3e635", "#fb923c", "#818cf8", "#facc15")
 
 
 def draw_sheets(
-    name: str,
-    domains: Mapping[str, Sequence[LabelledCase]],
-    structures: Mapping[str, tuple[int, ...]],
-    folder: Path,
+    name: str, domains: Mapping[str, Sequence[LabelledCase]], structures: Structures, folder: Path,
     progress: Progress = lambda done, of: None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Draw one sheet per domain, FOLDER/NAME-DOMAIN.png; `structures` maps names to classes of the masks."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -42,7 +40,7 @@ def draw_sheets(
     return files
 
 
-def _sheet(title: str, cases: Sequence[LabelledCase], structures: Mapping[str, tuple[int, ...]]) -> Any:
+def _sheet(title: str, cases: Sequence[LabelledCase], structures: Structures) -> Any:
     """Draw up to twelve cases, evenly spaced over all."""
     from matplotlib.figure import Figure
 
@@ -75,7 +73,8 @@ def _tile(axes: Any, case: LabelledCase, outlines: Sequence[tuple[tuple[int, ...
     called = case.name
     try:
         volume = case.read()
-        z = _fullest(volume)
+        areas = np.zeros(1) if volume.mask is None else np.count_nonzero(volume.mask, axis=(1, 2))
+        z = int(areas.argmax()) if areas.any() else len(volume.image) // 2
         called += f"[{z}]" if case.slices > 1 else ""
         size = SHARPEST if max(volume.box[2:]) > SHARPEST else None
         axes.imshow(volume.network_view(z, size), extent=(0, 1, 1, 0), aspect="auto", interpolation="bilinear")
@@ -90,10 +89,3 @@ def _tile(axes: Any, case: LabelledCase, outlines: Sequence[tuple[tuple[int, ...
         axes.text(0.5, 0.5, "cannot be read", color="#f87171", size=9, ha="center", va="center")
     shown = called if len(called) <= LETTERS else f"…{called[1 - LETTERS :]}"
     axes.text(0.5, 1 + NAME / TILE / 2, shown, color=INK, size=7.5, ha="center", va="center", parse_math=False)
-
-
-def _fullest(volume: Volume) -> int:
-    """Return the slice with the most mask pixels; the middle one if there are none."""
-    if volume.mask is None or not volume.mask.any():
-        return len(volume.image) // 2
-    return int(np.count_nonzero(volume.mask, axis=(1, 2)).argmax())

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.data.corruptions import CORRUPTIONS, corrupt
-from trueup.data.pictures import AS_STORED, Reading, UnknownRangeError
+from trueup.data.pictures import AS_STORED, PictureInfo, Reading, decode, inspect_picture, resize_pixels
 from trueup.data.pictures import BrokenImageError as BrokenImageError
 from trueup.data.pictures import Image as Image
-from trueup.data.pictures import decode as decode
 
 Labels = NDArray[np.int64]
 
@@ -41,7 +40,7 @@ class ArrayDomain:
 
     def image(self, i: int, size: int | None = None) -> Image:
         """Return row i of the array."""
-        return _resized(np.asarray(self.images[i]), size)
+        return resize_pixels(np.asarray(self.images[i]), size)
 
     def image_name(self, i: int) -> str:
         """Return the domain's name with the number of the row."""
@@ -58,10 +57,11 @@ class FileDomain:
 
     def image(self, i: int, size: int | None = None) -> Image:
         """Decode file i as RGB."""
-        try:
-            return decode(self.root / self.files[i], size, self.reading)
-        except UnknownRangeError as error:
-            raise error.renamed(self.files[i]) from None
+        return decode(self.root / self.files[i], size, self.reading, self.files[i])
+
+    def inspect(self, i: int) -> PictureInfo:
+        """Inspect file i; raise an error if a network cannot see it."""
+        return inspect_picture(self.root / self.files[i], self.reading.range, self.files[i])
 
     def image_name(self, i: int) -> str:
         """Return the file's path below the root."""
@@ -90,11 +90,3 @@ def parse_corruption(name: str) -> tuple[str, int]:
     if corruption not in CORRUPTIONS or (dash and severity not in ("1", "2", "3", "4", "5")):
         raise ValueError(f"no domain is called {name!r}; use NAME or NAME-SEVERITY with: {', '.join(CORRUPTIONS)}")
     return corruption, int(severity or 5)
-
-
-def _resized(image: Image, size: int | None) -> Image:
-    if size is None or image.shape[:2] == (size, size):
-        return image
-    from PIL import Image as Pillow
-
-    return np.asarray(Pillow.fromarray(image).resize((size, size), Pillow.Resampling.BILINEAR))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -119,7 +119,7 @@ def normalize_images(images: Sequence[Image], channels: Channels, device: torch.
     return x.sub_(mean).div_(std)
 
 
-def prefetch(items: Sequence[T], start: Callable[[T], U], depth: int) -> Iterator[tuple[T, U]]:
+def prefetch(items: Iterable[T], start: Callable[[T], U], depth: int) -> Iterator[tuple[T, U]]:
     """Start the work for each item `depth` items before it is yielded."""
     queue: deque[tuple[T, U]] = deque()
     for item in items:

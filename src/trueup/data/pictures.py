@@ -38,11 +38,7 @@ class UnknownRangeError(ValueError):
 
     def __init__(self, name: str, reason: str, way_out: str) -> None:
         super().__init__(f"{name}: {reason}; {way_out}")
-        self.name, self.reason, self.way_out = name, reason, way_out
-
-    def renamed(self, name: str) -> UnknownRangeError:
-        """Return the same error under another name, such as the path within a dataset."""
-        return UnknownRangeError(name, self.reason, self.way_out)
+        self.name, self.reason = name, reason
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,6 @@ class StoredPicture:
     def value_range(self, asked: Range | None = None) -> Range:
         """Return the values of black and white; raise an UnknownRangeError if they are unknown."""
         values = self.colours()
-        if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
-            raise BrokenImageError(f"{self.name}: holds values that are not finite")
         if (known := asked or self.declared) is not None:
             return known
         low, high = values.min(), values.max()
@@ -125,16 +119,19 @@ def scale(values: NDArray[Any], limits: Range) -> Image:
     return np.asarray(np.clip(np.rint(scaled), 0, 255), dtype=np.uint8)
 
 
-def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED) -> Image:
+def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED, name: str | None = None) -> Image:
     """Read a picture file as RGB, resized to size × size (bilinear) if a size is given.
 
-    Raises an UnknownRangeError if it has more than 8 bits and its values of black and white are unknown.
+    Raises an UnknownRangeError, with the name, if it is deep and its values of black and white are unknown.
     """
     from PIL import Image as Pillow
 
     with open_picture(path) as file:
         if is_deep(file):
-            image = _eight_bits(path, file, reading.range)
+            picture = _picture(path, file, name)
+            values = picture.to_uint8(reading.range)
+            mode = "L" if values.ndim == 2 else picture.mode
+            image = Pillow.frombytes(mode, file.size, values.tobytes()).convert("RGB")
         elif "transparency" in file.info:  # through RGBA, or Pillow warns
             image = file.convert("RGBA").convert("RGB")
         else:
@@ -145,13 +142,39 @@ def decode(path: Path, size: int | None = None, reading: Reading = AS_STORED) ->
         return np.asarray(image)
 
 
-def read_picture(path: Path) -> StoredPicture:
+@dataclass(frozen=True)
+class PictureInfo:
+    """The size of a picture, and its clipped values."""
+
+    width: int
+    height: int
+    clipped: float  # the share of values beyond the requested range
+
+    @property
+    def squashed(self) -> bool:
+        """Return True if the sides differ by more than a pixel of rounding."""
+        return abs(self.width - self.height) > 1
+
+
+def inspect_picture(path: Path, asked: Range | None, name: str) -> PictureInfo:
+    """Inspect a picture; raise a BrokenImageError or an UnknownRangeError if a network cannot see it."""
+    with open_picture(path) as file:
+        (width, height), deep = file.size, is_deep(file)
+    if not deep:
+        return PictureInfo(width, height, 0.0)
+    picture = read_picture(path, name)
+    low, high = picture.value_range(asked)
+    values = picture.colours()
+    return PictureInfo(width, height, float(np.mean((values < low) | (values > high))))
+
+
+def read_picture(path: Path, name: str | None = None) -> StoredPicture:
     """Read a picture's stored values: class numbers of masks, grey values of scanners."""
     with open_picture(path) as file:
         pages = getattr(file, "n_frames", 1) if file.format == "TIFF" else 1
         if pages > 1:
             raise BrokenImageError(f"{path.name}: has {pages} pages; save a stack as NIfTI, or each slice as a file")
-        return _picture(path, file)
+        return _picture(path, file, name)
 
 
 def make_square(image: Any, resize: Resize | None) -> Any:
@@ -168,6 +191,17 @@ def make_square(image: Any, resize: Resize | None) -> Any:
     canvas = Pillow.new(image.mode, (side, side))
     canvas.paste(image, (-left, -top))
     return canvas
+
+
+def resize_pixels(pixels: Image, size: int | None, *, smooth: bool = True) -> Image:
+    """Resize (H, W) or (H, W, channels) to size × size if a size is given; class numbers are not `smooth`."""
+    from PIL import Image as Pillow
+
+    if size is None or pixels.shape[:2] == (size, size):
+        return pixels
+    how = Pillow.Resampling.BILINEAR if smooth else Pillow.Resampling.NEAREST
+    picture = Pillow.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels))
+    return np.asarray(picture.resize((size, size), how)).reshape(size, size, *pixels.shape[2:])
 
 
 @contextmanager
@@ -194,9 +228,8 @@ def is_deep(file: Any) -> bool:
 def _is_deep_colour(file: Any) -> bool:
     if file.mode.startswith("I") or file.mode == "F":
         return False
-    if file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8:  # tiles of separate planes do not show it
-        return True
-    return bool(file.tile) and ";16" in _raw_mode(file.tile[0])
+    deep_tiff = file.format == "TIFF" and max(file.tag_v2.get(258, (8,))) > 8  # tiles of separate planes do not show it
+    return deep_tiff or (bool(file.tile) and ";16" in _raw_mode(file.tile[0]))
 
 
 def _raw_mode(tile: Any) -> str:
@@ -204,16 +237,7 @@ def _raw_mode(tile: Any) -> str:
     return str(tile.args if isinstance(tile.args, str) else (*(tile.args or ()), "")[0])
 
 
-def _eight_bits(path: Path, file: Any, asked: Range | None) -> Any:
-    """Convert a deep picture to a Pillow image in RGB."""
-    from PIL import Image as Pillow
-
-    picture = _picture(path, file)
-    image = picture.to_uint8(asked)
-    return Pillow.frombytes("L" if image.ndim == 2 else picture.mode, file.size, image.tobytes()).convert("RGB")
-
-
-def _picture(path: Path, file: Any) -> StoredPicture:
+def _picture(path: Path, file: Any, name: str | None) -> StoredPicture:
     mode, deep = file.mode, is_deep(file)
     tags: Any = getattr(file, "tag_v2", {}) if file.format == "TIFF" else {}
     values = _deep_colours(path, file) if _is_deep_colour(file) else np.asarray(file)
@@ -222,8 +246,10 @@ def _picture(path: Path, file: Any) -> StoredPicture:
         values = values.astype(np.uint16)
     if deep and tags.get(258) == (32,) and tags.get(339, (1,)) == (1,):
         values = values.view(np.uint32)  # Pillow reads it as signed
+    if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
+        raise BrokenImageError(f"{path.name}: holds values that are not finite")
     inverted = deep and values.ndim == 2 and tags.get(262) == 0
-    picture = StoredPicture(path.name, mode, values, deep, None, inverted)
+    picture = StoredPicture(name or path.name, mode, values, deep, None, inverted)
     return replace(picture, declared=_declared(path, file, tags, picture.colours())) if deep else picture
 
 
@@ -255,9 +281,14 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
     if file.format == "PPM":
         return 0, FULL
     if file.format == "PNG":
-        return _by_significant_bits(path, values)
-    bits = set(tags.get(258, ()))
-    if bits == {12}:
+        bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
+        if not 8 <= bits <= 16:
+            return None
+        # The standard scales values to 16 bits. Where programs do not, values fit into the declared bits and use the
+        # lowest, which scaled dark images leave empty.
+        unscaled = values.max() < 2**bits and np.any(values & (2 ** (16 - bits) - 1))
+        return 0, 2**bits - 1 if unscaled else FULL
+    if set(tags.get(258, ())) == {12}:
         return 0, 2**12 - 1
     for low, high in ((340, 341), (280, 281)):
         least, most = (float(np.max(tags.get(tag, 0))) for tag in (low, high))
@@ -266,17 +297,6 @@ def _declared(path: Path, file: Any, tags: Any, values: NDArray[Any]) -> Range |
         if depth and least == 0 and values.min() >= 0 and values.max() <= most:
             return 0, most
     return None
-
-
-def _by_significant_bits(path: Path, values: NDArray[Any]) -> Range | None:
-    """Return the range from a PNG's sBIT chunk."""
-    bits = max(_significant_bits(path)[: 1 if values.ndim == 2 else 3], default=0)
-    if not 8 <= bits <= 16:
-        return None
-    # The standard scales values to 16 bits. Where programs do not, values fit into the declared bits and use the
-    # lowest, which scaled dark images leave empty.
-    unscaled = values.max() < 2**bits and bool(np.any(values & (2 ** (16 - bits) - 1)))
-    return (0, 2**bits - 1) if unscaled else (0, FULL)
 
 
 def _significant_bits(path: Path) -> bytes:

@@ -12,20 +12,18 @@ import logging
 import multiprocessing
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 log = logging.getLogger("trueup")
 
 JUNK = ("__MACOSX", ".DS_Store")
-SHOWN = 5  # names per line
 KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+LINKS = {errno.ELOOP: "a circular link", errno.ENOENT: "a broken link"}
 UNREADABLE = "cannot be read"
 BACK = "a link back into a scanned folder"
-TWICE = "already scanned through a link"
 Entry = os.DirEntry[str]
-
-_told: set[str] = set()
 
 
 class FolderScan:
@@ -38,8 +36,7 @@ class FolderScan:
 
     def list_folder(self, folder: Path) -> tuple[list[Entry], list[Entry]]:
         """Return the folders and the regular files in a folder, each sorted by name."""
-        folders: list[Entry] = []
-        files: list[Entry] = []
+        folders, files = list[Entry](), list[Entry]()
         here = Path(os.path.realpath(folder))
         for entry, is_folder in self._entries(folder):
             if is_folder and entry.is_symlink() and here.is_relative_to(os.path.realpath(entry.path)):
@@ -48,9 +45,9 @@ class FolderScan:
                 (folders if is_folder else files).append(entry)
         return folders, files
 
-    def walk(self, folder: Path | None = None, leave: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
-        """Yield all files below a folder, sorted by name; `leave` is True for folders to ignore."""
-        yield from self._walk(folder or self.root, leave, (self._scanned[0],))
+    def walk(self, leave: Callable[[Path], bool] = lambda folder: False) -> Iterator[Path]:
+        """Yield all files below the root, sorted by name; `leave` is True for folders to ignore."""
+        return self._walk(self.root, leave, (self._scanned[0],))
 
     def _walk(self, folder: Path, leave: Callable[[Path], bool], above: tuple[Path, ...]) -> Iterator[Path]:
         """Yield the files below a folder; `above`: the root, and the targets of the links that led to the folder."""
@@ -83,17 +80,16 @@ class FolderScan:
                     mode = entry.stat().st_mode
                     self._skip(entry, next((name for test, name in KINDS if test(mode)), "a device"))
             except OSError as error:
-                self._skip(entry, _why(error))
+                self._skip(entry, LINKS.get(error.errno or 0, f"{UNREADABLE}: {error.strerror}"))
         return usable
 
     def _enters(self, entry: Entry, above: tuple[Path, ...]) -> bool:
         """Return True if a folder is to be scanned; each is scanned once, even if several links lead to it."""
         target = Path(os.path.realpath(entry.path))
         if not entry.is_symlink():
-            if target in self._scanned:  # reached before through a link
-                self._skip(entry, TWICE)
-                return False
-            return True
+            if target in self._scanned:
+                self._skip(entry, "already scanned through a link")
+            return target not in self._scanned
         # A link to a folder above the current one would never end. A link above a finished one still has new files.
         if any(target.is_relative_to(known) for known in self._scanned) or any(
             known.is_relative_to(target) for known in above
@@ -113,11 +109,10 @@ def log_skipped(name: str, skipped: Mapping[str, str]) -> None:
         log_once(f"{name}: left out {describe_skipped(skipped)}")
 
 
+@cache
 def log_once(line: str) -> None:
     """Log a warning, unless this process has logged it before."""
-    if line not in _told:
-        _told.add(line)
-        log.warning("%s", line)
+    log.warning("%s", line)
 
 
 def find_skipped(root: Path) -> dict[str, str]:
@@ -130,14 +125,10 @@ def find_skipped(root: Path) -> dict[str, str]:
 
 def describe_skipped(skipped: Mapping[str, str]) -> str:
     """Return the first skipped entries with the reasons, and the number of the others."""
-    names = [f"{name} ({why})" for name, why in skipped.items()]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return first_names(f"{name} ({why})" for name, why in skipped.items())
 
 
-def _why(error: OSError) -> str:
-    """Return why an entry cannot be used."""
-    if error.errno == errno.ELOOP:
-        return "a circular link"
-    if error.errno == errno.ENOENT:
-        return "a broken link"
-    return f"{UNREADABLE}: {error.strerror}"
+def first_names(names: Iterable[str], most: int = 5) -> str:
+    """Return the first names, and the number of the others."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trueup.data.domains import BrokenImageError, Image, Labels
-from trueup.data.pictures import Resize
+from trueup.data.pictures import Resize, resize_pixels
 
 Mask = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -43,17 +43,28 @@ class Volume:
     def network_view(self, z: int, size: int | None = None) -> Image:
         """Return the network's view of slice z, (size, size, 3); without a size, the box unscaled."""
         image = crop_padded(self.image[z], self.box)
-        return np.repeat(_resize(image, size, smooth=True), 4 - image.shape[2], axis=2)[:, :, :3]
+        return np.repeat(resize_pixels(image, size), 4 - image.shape[2], axis=2)[:, :, :3]
 
     def network_target(self, z: int, size: int | None = None) -> Mask:
         """Return the true classes of slice z in the network's view, (size, size), resized without interpolation."""
         if self.mask is None:
             raise ValueError("this case has no mask")
-        return _resize(crop_padded(self.mask[z][..., None], self.box), size, smooth=False)[..., 0]
+        return resize_pixels(crop_padded(self.mask[z], self.box), size, smooth=False)
 
     def paste_back(self, scores: NDArray[np.float32], outside: NDArray[np.float32]) -> NDArray[np.float32]:
         """Paste scores (C, size, size) of the network's view onto a slice (C, H, W); `outside` (C,) beyond the box."""
-        return paste_scores(scores, self.image.shape[1:3], self.box, outside)
+        from PIL import Image as Pillow
+
+        tall, wide = self.box[2:]
+        inside, within = _overlap(self.image.shape[1:3], self.box)
+        canvas = np.broadcast_to(outside[:, None, None], (len(outside), *self.image.shape[1:3])).astype(np.float32)
+        for channel, values in zip(canvas, scores, strict=True):
+            full = values
+            if values.shape != (tall, wide):
+                picture = Pillow.fromarray(np.ascontiguousarray(values, dtype=np.float32))
+                full = np.asarray(picture.resize((wide, tall), Pillow.Resampling.BILINEAR))
+            channel[inside] = full[within]
+        return canvas
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,13 @@ class LabelledCase:
     read: Callable[[], Volume]  # raises a BrokenImageError if it cannot be read
     patient: str = ""  # cases of one patient are never split between training and validation; empty: its own patient
     files: tuple[Path, ...] = ()  # the files it is read from, if any
+
+    def load(self) -> Volume:
+        """Read the case; raise a BrokenImageError if its header gave another number of slices."""
+        volume = self.read()
+        if len(volume.image) != self.slices:
+            raise BrokenImageError(f"{self.name} has {len(volume.image)} slices; its header said {self.slices}")
+        return volume
 
 
 class SliceDomain:
@@ -88,10 +106,7 @@ class SliceDomain:
                 if number in self._kept:
                     self._kept.move_to_end(number)
                     return self._kept[number]
-            case = self.cases[number]
-            volume = case.read()
-            if len(volume.image) != case.slices:
-                raise BrokenImageError(f"{case.name} has {len(volume.image)} slices; its header said {case.slices}")
+            volume = self.cases[number].load()
             with self._lock:
                 self._kept[number] = volume
                 while sum(v.nbytes for v in self._kept.values()) > CACHE and len(self._kept) > 1:
@@ -130,18 +145,12 @@ def field_of_view_box(height: int, width: int, spacing: tuple[float, float, floa
     return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-def square_box(height: int, width: int, spacing: tuple[float, float, float]) -> Box:
-    """Return the box of the smallest centred square that contains a slice."""
-    return field_of_view_box(height, width, spacing, max(height * spacing[1], width * spacing[2]))
-
-
 def network_box(height: int, width: int, spacing: tuple[float, float, float], resize: Resize | None) -> Box:
     """Return the box that a network sees of a slice: padded to a square if `resize` is None."""
     if resize == "squash":
         return full_box(height, width)
-    if resize == "crop":
-        return field_of_view_box(height, width, spacing, min(height * spacing[1], width * spacing[2]))
-    return square_box(height, width, spacing)
+    side = (min if resize == "crop" else max)(height * spacing[1], width * spacing[2])
+    return field_of_view_box(height, width, spacing, side)
 
 
 def window_to_uint8(values: NDArray[Any], low: float = 1.0, high: float = 99.0) -> NDArray[np.uint8]:
@@ -153,34 +162,22 @@ def window_to_uint8(values: NDArray[Any], low: float = 1.0, high: float = 99.0) 
 
 
 def crop_padded(pixels: NDArray[np.uint8], box: Box) -> NDArray[np.uint8]:
-    """Crop (H, W, C) to a box; zero beyond the image."""
-    top, left, tall, wide = box
-    part = pixels[max(0, top) : max(0, top + tall), max(0, left) : max(0, left + wide)]
-    above, before = min(tall, max(0, -top)), min(wide, max(0, -left))
-    below, after = tall - above - part.shape[0], wide - before - part.shape[1]
-    if not (above or below or before or after):
-        return part
-    return np.pad(part, ((above, below), (before, after), (0, 0)))
+    """Crop (H, W) or (H, W, C) to a box; zero beyond the image."""
+    inside, within = _overlap(pixels.shape, box)
+    part = np.zeros((*box[2:], *pixels.shape[2:]), dtype=np.uint8)
+    part[within] = pixels[inside]
+    return part
 
 
-def paste_scores(
-    scores: NDArray[np.float32], shape: tuple[int, int], box: Box, outside: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Undo crop and resize: paste (C, size, size) onto (C, H, W), with `outside` (C,) beyond the box."""
-    from PIL import Image as Pillow
-
-    top, left, tall, wide = box
-    canvas = np.repeat(np.repeat(outside[:, None, None], shape[0], axis=1), shape[1], axis=2).astype(np.float32)
-    rows, columns = slice(max(0, top), max(0, top + tall)), slice(max(0, left), max(0, left + wide))
-    target = canvas[:, rows, columns]
-    up, across = max(0, -top), max(0, -left)
-    for channel, values in zip(target, scores, strict=True):
-        full = values
-        if values.shape != (tall, wide):
-            picture = Pillow.fromarray(np.ascontiguousarray(values, dtype=np.float32))
-            full = np.asarray(picture.resize((wide, tall), Pillow.Resampling.BILINEAR))
-        channel[:] = full[up : up + channel.shape[0], across : across + channel.shape[1]]
-    return canvas
+def _overlap(shape: tuple[int, ...], box: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the rows and columns that a slice and a box share, counted in the slice and in the box."""
+    inside, within = list[slice](), list[slice]()
+    for start, length, size in zip(box[:2], box[2:], shape[:2], strict=True):
+        first = max(0, start)
+        last = max(first, min(start + length, size))
+        inside.append(slice(first, last))
+        within.append(slice(first - start, last - start))
+    return tuple(inside), tuple(within)
 
 
 def class_mask(volume: Volume, logits: Tensor) -> Mask:
@@ -194,14 +191,3 @@ def label_masks(volume: Volume, logits: Tensor) -> NDArray[np.bool_]:
     """Return the mask of each label on a slice (L, H, W) from logits (L, size, size) with one sigmoid each."""
     scores = logits.float().sigmoid().numpy()
     return volume.paste_back(scores, np.zeros(len(scores), dtype=np.float32)) > 0.5
-
-
-def _resize(pixels: NDArray[np.uint8], size: int | None, *, smooth: bool) -> NDArray[np.uint8]:
-    """Resize (H, W, 1 or 3) to (size, size, ...); class numbers are not interpolated."""
-    if size is None or pixels.shape[:2] == (size, size):
-        return pixels
-    from PIL import Image as Pillow
-
-    how = Pillow.Resampling.BILINEAR if smooth else Pillow.Resampling.NEAREST
-    picture = Pillow.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
-    return np.asarray(picture.resize((size, size), how)).reshape(size, size, pixels.shape[2])

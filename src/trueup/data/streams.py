@@ -19,8 +19,9 @@ def iid(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
     """Shuffle one domain; several domains are refused, because there are two ways to order them."""
     numbers = np.unique(_integers("domains", domains))
     if len(numbers) > 1:
+        listed = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
         raise ValueError(
-            f"iid takes one domain, got {len(numbers)} ({_listed(numbers)}): "
+            f"iid takes one domain, got {len(numbers)} ({listed}): "
             "use 'continual' for one after another or 'mixed' for all together"
         )
     return continual(labels, domains, seed)
@@ -79,13 +80,13 @@ def cases(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 
 def continual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
     """Order domain after domain by number, shuffled within each."""
-    return _within_domains(labels, domains, seed, _shuffle)
+    return _within_domains(labels, domains, seed, lambda y, rng: rng.permutation(len(y)))
 
 
 def gradual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
     """Take domains as severities 0, 1, ..., top, ..., 1, 0: half of each on the way up, half on the way down."""
     _, where = _checked(labels, domains, seed)
-    *lower, top = [ids[_shuffle(ids, _generator(seed, d))] for d, ids in where.items()]
+    *lower, top = [_generator(seed, d).permutation(ids) for d, ids in where.items()]
     halves = [np.split(ids, [(len(ids) + 1) // 2]) for ids in lower]
     return np.concatenate([*(up for up, _ in halves), top, *(down for _, down in reversed(halves))])
 
@@ -93,7 +94,7 @@ def gradual(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
 def mixed(labels: ArrayLike, domains: ArrayLike, seed: int) -> Order:
     """Shuffle all domains together."""
     y, _ = _checked(labels, domains, seed)
-    return _shuffle(y, _generator(seed))
+    return _generator(seed).permutation(len(y))
 
 
 def label_shift(labels: ArrayLike, domains: ArrayLike, seed: int, *, imbalance: float = 10.0) -> Order:
@@ -177,10 +178,6 @@ def _within_domains(
     return np.concatenate([ids[draw(y[ids], _generator(seed, d))] for d, ids in where.items()])
 
 
-def _shuffle(y: Order, rng: np.random.Generator) -> Order:
-    return rng.permutation(len(y))
-
-
 def _generator(seed: int, *key: int) -> np.random.Generator:
     # A spawn key, not [seed, domain]: such lists are flattened to 32-bit words, where long seeds collide.
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
@@ -217,10 +214,6 @@ def _whole(name: str, value: Any, least: int, hint: str) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-
-
-def _listed(numbers: Order) -> str:
-    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.data.domains import Image
+from trueup.data.pictures import Image, resize_pixels
 
 Random = np.random.Generator
 
 
-def resize_only(image: Image, size: int, rng: Random) -> Image:
-    """Resize an image."""
-    return image if image.shape[:2] == (size, size) else np.asarray(_pillow(image).resize((size, size), 2))
-
-
 def shift_and_flip(image: Image, size: int, rng: Random) -> Image:
     """Pad by four pixels, crop at random, and flip half of the images: the standard for CIFAR."""
-    padded = np.pad(resize_only(image, size, rng), ((4, 4), (4, 4), (0, 0)))
+    padded = np.pad(resize_pixels(image, size), ((4, 4), (4, 4), (0, 0)))
     top, left = rng.integers(9, size=2)
     crop = padded[top : top + size, left : left + size]
     return np.ascontiguousarray(crop[:, ::-1] if rng.random() < 0.5 else crop)
@@ -31,7 +26,7 @@ def domainbed(image: Image, size: int, rng: Random) -> Image:
     import torchvision.transforms.functional as F
 
     top, left, height, width = crop_box(image.shape[0], image.shape[1], rng)
-    picture = F.resized_crop(_pillow(image), top, left, height, width, [size, size])
+    picture = F.resized_crop(F.to_pil_image(image), top, left, height, width, [size, size])
     if rng.random() < 0.5:
         picture = F.hflip(picture)
     factors = rng.uniform(0.7, 1.3, size=3)
@@ -63,7 +58,7 @@ def crop_box(height: int, width: int, rng: Random) -> tuple[int, int, int, int]:
 
 
 TRANSFORMS: dict[str, Callable[[Image, int, Random], Image]] = {
-    "none": resize_only,
+    "none": lambda image, size, rng: resize_pixels(image, size),
     "shift": shift_and_flip,
     "domainbed": domainbed,
 }
@@ -82,14 +77,12 @@ def augment_with_mask(image: Image, mask: NDArray[np.uint8], rng: Random) -> tup
     cos, sin = np.cos(angle) / scale, np.sin(angle) / scale
     x, y = width / 2, height / 2  # pixel centres lie at half-integers
     where = (cos, -sin, x - cos * (x + right) + sin * (y + down), sin, cos, y - sin * (x + right) - cos * (y + down))
-    moved = _pillow(image).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.BILINEAR)
-    turned = _pillow(mask).transform((width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST)
+    moved = Pillow.fromarray(image).transform(
+        (width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.BILINEAR
+    )
+    turned = Pillow.fromarray(mask).transform(
+        (width, height), Pillow.Transform.AFFINE, where, Pillow.Resampling.NEAREST
+    )
     contrast, light = rng.uniform(0.8, 1.2), rng.uniform(-20, 20)
     changed = np.clip((np.asarray(moved).astype(np.float32) - 128) * contrast + 128 + light, 0, 255)
     return changed.astype(np.uint8), np.asarray(turned)
-
-
-def _pillow(image: NDArray[np.uint8]) -> Any:
-    from PIL import Image as Pillow
-
-    return Pillow.fromarray(image)

@@ -96,8 +96,17 @@ class Scan:
 
 def read_volume(path: Path, channel: int = 0) -> Scan:
     """Read a volume; `channel` selects one of several images over the same voxels."""
-    grid, values = _read(path, channel)
-    return Scan(grid.show(values), grid.spacing, grid)
+    file = _open(path)
+    with _blaming(path):
+        if not 0 <= channel < file.channels:
+            raise ValueError(f"there is no channel {channel}; there are {file.channels}, counted from 0")
+        values = file.load(channel)
+        if values.dtype.kind not in "buif":
+            raise ValueError(f"voxels of type {values.dtype} are not grey values")
+        if strange := values.size - int(np.count_nonzero(np.isfinite(values))):
+            raise ValueError(f"{strange} of {values.size} values are not finite")
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return Scan(file.grid.show(values), file.grid.spacing, file.grid)
 
 
 def count_channels(path: Path) -> int:
@@ -123,6 +132,11 @@ def write_mask(path: Path, mask: Mask, where: Scan | Grid) -> None:
     write_atomic(path, _nifti_bytes(stored, grid, ending) if ending in NIFTI else _itk_bytes(stored, grid, ending))
 
 
+def is_volume(path: Path) -> bool:
+    """Return True if a file name is that of a volume."""
+    return path.name.lower().endswith(SUFFIXES)
+
+
 def volume_suffix(path: Path) -> str:
     """Return the suffix of a volume's name; raise a ValueError for other files."""
     for ending in SUFFIXES:
@@ -144,20 +158,6 @@ def _open(path: Path) -> _File:
     library = _library("nibabel" if nifti else "SimpleITK")
     with _blaming(path):
         return _open_nifti(path, library) if nifti else _open_itk(path, library)
-
-
-def _read(path: Path, channel: int = 0) -> tuple[Grid, Values]:
-    """Return finite, real values as stored."""
-    file = _open(path)
-    with _blaming(path):
-        if not 0 <= channel < file.channels:
-            raise ValueError(f"there is no channel {channel}; there are {file.channels}, counted from 0")
-        values = file.load(channel)
-        if values.dtype.kind not in "buif":
-            raise ValueError(f"voxels of type {values.dtype} are not grey values")
-        if strange := values.size - int(np.count_nonzero(np.isfinite(values))):
-            raise ValueError(f"{strange} of {values.size} values are not finite")
-    return file.grid, values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 @contextmanager

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueup.atomic import longest_name, shorten_name, write_atomic
-from trueup.data.datasets.mask_folders import DATA, IMAGES, is_volume, read_image
+from trueup.data.datasets.mask_folders import DATA, IMAGES, read_image
 from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
 from trueup.data.scanning import UNREADABLE, FolderScan, describe_skipped
 from trueup.data.slices import Mask, Volume, field_of_view_box, network_box
-from trueup.data.volumes import Grid, count_channels, volume_suffix, write_mask
+from trueup.data.volumes import Grid, count_channels, is_volume, volume_suffix, write_mask
 
 log = logging.getLogger("trueup")
 

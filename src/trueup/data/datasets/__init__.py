@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trueup.data.cards import CARDS, OWN, get_card
 from trueup.data.corruptions import CORRUPTIONS
+from trueup.data.datasets import cifar, digits, folders, imagenet
 from trueup.data.domains import CorruptedDomain, Domain, parse_corruption
 from trueup.data.pictures import AS_STORED, Reading
 
@@ -66,29 +67,26 @@ class Dataset:
 
 def open_dataset(name: str, root: str | Path | None = None, reading: Reading = AS_STORED) -> Dataset:
     """Open a dataset below `root`; only names are read now. The default range of `reading` is that of its card."""
-    if name not in OWN:
-        get_card(name)
-    check_reading(name, reading)
-    if name in CARDS and reading.range is None:
-        reading = replace(reading, range=CARDS[name].range)
+    from trueup.data.datasets.mask_datasets import open_mask_dataset
+
+    kind = name if name in OWN else get_card(name).kind
+    reading = check_reading(name, reading)
     if name.startswith("digits"):
         return _digits(name)
-    if name.endswith("-sim"):
-        return _open_masks(name, None, AS_STORED)
+    if kind == "embedded":
+        return open_mask_dataset(name, None)
     if root is None:
         raise ValueError(f"{name} is not embedded: give its folder with root= or --root")
     root = Path(root)
     if not root.is_dir():
         raise ValueError(f"{root} is not a folder")
-    if name == "masks" or (name in CARDS and CARDS[name].kind == "masks"):
-        return _open_masks(name, root, reading)
-    if name in CARDS and CARDS[name].kind == "corruptions":
+    if kind == "masks":
+        return open_mask_dataset(name, root, reading)
+    if kind == "corruptions":
         return _corrupted(name, root, reading)
-    from trueup.data.datasets import folders
-
-    tree = folders.scan_image_folder(root, None if name == "folder" else get_card(name), reading)
-    found = Dataset(name, tree.classes, tuple(tree.domains), tree.domain, compute_fingerprint=tree.fingerprint)
-    return replace(found, left_out=lambda: tree.skipped)
+    tree = folders.scan_image_folder(root, CARDS.get(name), reading)
+    fingerprint, left_out = tree.fingerprint, lambda: tree.skipped
+    return Dataset(name, tree.classes, tuple(tree.domains), tree.domain, None, fingerprint, left_out=left_out)
 
 
 def dataset_from_card(name: str) -> Dataset:
@@ -97,9 +95,9 @@ def dataset_from_card(name: str) -> Dataset:
     if card.kind == "embedded":
         return open_dataset(name)
     if card.kind == "masks":
-        from trueup.data.datasets.mask_datasets import empty_mask_dataset
+        from trueup.data.datasets.mask_datasets import open_mask_dataset
 
-        return empty_mask_dataset(name)
+        return open_mask_dataset(name, None)
     classes = card.class_names or tuple(map(str, range(card.classes)))
     return Dataset(name, classes, tuple(card.domains), _missing, "clean" if card.kind == "corruptions" else None)
 
@@ -108,24 +106,17 @@ def _missing(name: str) -> Domain:
     raise ValueError(f"{name} cannot be read: its dataset was made from a card")
 
 
-def check_reading(name: str, reading: Reading) -> None:
-    """Refuse reading options for a dataset that is not made of picture files, or has its own reader."""
+def check_reading(name: str, reading: Reading) -> Reading:
+    """Return reading options with the range of the dataset's card by default; refuse those without effect on it."""
     asked = [f"{key}={value}" for key, value in asdict(reading).items() if value is not None]
     kind = CARDS[name].kind if name in CARDS else ""
     if asked and (name.startswith("cifar") or kind in ("embedded", "masks")):
         why = "has its own reader" if kind == "masks" else "is not read from picture files"
         raise ValueError(f"{asked[0]} has no effect on {name}, which {why}; leave it out")
-
-
-def _open_masks(name: str, root: Path | None, reading: Reading) -> Dataset:
-    from trueup.data.datasets.mask_datasets import open_mask_dataset
-
-    return open_mask_dataset(name, root, reading)
+    return replace(reading, range=CARDS[name].range) if name in CARDS and reading.range is None else reading
 
 
 def _corrupted(name: str, root: Path, reading: Reading) -> Dataset:
-    from trueup.data.datasets import cifar, imagenet
-
     if name == "imagenet-c":
         names, domain = imagenet.imagenet_class_names(), partial(imagenet.imagenet_domain, root, reading=reading)
         return Dataset(name, names, CORRUPTIONS, domain, "clean", partial(imagenet.imagenet_fingerprint, root))
@@ -134,8 +125,6 @@ def _corrupted(name: str, root: Path, reading: Reading) -> Dataset:
 
 
 def _digits(name: str) -> Dataset:
-    from trueup.data.datasets import digits
-
     def corrupted(domain: str) -> Domain:
         if domain == "clean":
             return digits.clean_digits("train")

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
-from trueup.data.datasets.file_matching import CaseFile, FoundCases, check_domain, pair_cases, walk_files
-from trueup.data.labelled_volumes import LabelCoding, read_labelled_volume
+from trueup.data.datasets.file_matching import CaseFile, FoundCases, LabelCoding, check_domain, pair_cases, walk_files
 
 DOMAINS = ("acdc", "lge")
 CLASSES = ("background", "right ventricle", "myocardium", "left ventricle")
@@ -41,9 +39,9 @@ def find_cardiac_cases(root: Path, domain: str) -> FoundCases:
     # ACDC's `testing` is the test set of its challenge; published comparisons do not use it.
     files = [path for path in walk_files(root) if domain != "acdc" or "testing" not in path.relative_to(root).parts]
     parts = _acdc(files) if domain == "acdc" else _lge(files)
-    read = partial(read_labelled_volume, coding=CODINGS[domain], field=FIELD)
     expected = f"{domain!r}; looked for {LAYOUTS[domain]}"
-    return pair_cases(root, files, parts, read, BESIDE[domain], expected, patient=lambda name: name.partition("_")[0])
+    coding, patient = CODINGS[domain], lambda name: name.partition("_")[0]
+    return pair_cases(root, files, parts, BESIDE[domain], expected, coding, FIELD, patient=patient)
 
 
 def _acdc(files: Iterable[Path]) -> Iterator[CaseFile]:

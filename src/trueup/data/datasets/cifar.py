@@ -43,9 +43,9 @@ def read_corrupted(name: str, root: Path, corruption: str) -> tuple[Image, Label
         raise ValueError(f"labels.npy has shape {labels.shape}; expected ({5 * ROWS},)")
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels.npy has {labels.dtype}; expected whole numbers")
-    if np.any((labels < 0) | (labels >= (classes := _clean(name, root)[2]))):
-        wrong = labels[(labels < 0) | (labels >= classes)][0]
-        raise ValueError(f"labels.npy has a label {wrong}; expected 0 to {classes - 1}")
+    classes = _clean(name, root)[2]
+    if (wrong := labels[(labels < 0) | (labels >= classes)]).size:
+        raise ValueError(f"labels.npy has a label {wrong[0]}; expected 0 to {classes - 1}")
     return images, labels.astype(np.int64)
 
 

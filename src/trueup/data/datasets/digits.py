@@ -67,10 +67,13 @@ def _place(image: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.f
 
 def _typed(rng: np.random.Generator) -> tuple[Masks, Labels]:
     """Return digits in the upright and slanted faces of matplotlib's text fonts, in many sizes and positions."""
+    import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
     labels = rng.permutation(np.resize(np.arange(10), IMAGES)).astype(np.int64)
-    faces = _faces()
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"  # without symbol fonts and those without digits
+    kinds = ("DejaVuSans", "DejaVuSerif", "STIXGeneral")
+    faces = sorted(f for kind in kinds for f in fonts.glob(f"{kind}*.ttf") if "Display" not in f.name)
     masks = np.zeros((IMAGES, SIZE, SIZE))
     for mask, label in zip(masks, labels, strict=True):
         font = ImageFont.truetype(faces[rng.integers(len(faces))], int(rng.integers(44, 62)))
@@ -82,19 +85,6 @@ def _typed(rng: np.random.Generator) -> tuple[Masks, Labels]:
     return masks, labels
 
 
-def _faces() -> list[Path]:
-    import matplotlib
-
-    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    # Without symbol fonts and fonts that have no digits.
-    return sorted(
-        f
-        for kind in ("DejaVuSans", "DejaVuSerif", "STIXGeneral")
-        for f in folder.glob(f"{kind}*.ttf")
-        if "Display" not in f.name
-    )
-
-
 # Styles: masks and a generator to colour images (N, 32, 32, 3) with values from 0 to 1.
 
 
@@ -102,7 +92,8 @@ def hand(masks: Masks, rng: np.random.Generator) -> Masks:
     """Draw pencil on grainy grey paper."""
     paper = rng.uniform(0.5, 0.6, size=(len(masks), 1, 1))
     stroke = rng.uniform(0.2, 0.25, size=(len(masks), 1, 1)) * masks
-    return _grey(paper - stroke + rng.normal(0, 0.03, size=masks.shape))
+    light = paper - stroke + rng.normal(0, 0.03, size=masks.shape)
+    return np.repeat(light[..., None], 3, axis=3)
 
 
 def printed(masks: Masks, rng: np.random.Generator) -> Masks:
@@ -134,10 +125,6 @@ def neon(masks: Masks, rng: np.random.Generator) -> Masks:
 
 
 STYLES = {"hand": hand, "type": printed, "poster": poster, "neon": neon}
-
-
-def _grey(light: Masks) -> Masks:
-    return np.repeat(light[..., None], 3, axis=3)
 
 
 def _colour(rng: np.random.Generator, n: int, low: tuple[float, ...], high: tuple[float, ...]) -> Masks:

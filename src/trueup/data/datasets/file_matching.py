@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,8 @@ import numpy as np
 
 from trueup.data.domains import BrokenImageError
 from trueup.data.scanning import FolderScan
-from trueup.data.slices import LabelledCase, Volume
-from trueup.data.volumes import count_slices
-
-DEEPEST = 2  # levels of folders that archives put around a dataset
+from trueup.data.slices import LabelledCase, Mask, Volume, field_of_view_box, window_to_uint8
+from trueup.data.volumes import Grid, Scan, Values, count_slices, format_shape, is_volume, read_volume
 
 CaseFile = tuple[str, str, Path]  # the name of a case, "image" or "label", and the file
 
@@ -48,31 +46,68 @@ class FoundCases:
             raise ValueError(f"there is no part {name!r}; there is: {there}")
         return list(self.parts[name])
 
-    def make_case(
-        self, name: str, slices: Callable[[Path], int], read: Callable[..., Volume], *files: Path, patient: str = ""
-    ) -> LabelledCase:
-        """Return a case of an image and its masks; count the image's slices now.
+    def make_case(self, name: str, read: Callable[..., Volume], *files: Path, patient: str = "") -> LabelledCase:
+        """Return a case of an image and its masks; count the slices of a volume now.
 
         If that fails, the case has one slice and raises the reason when it is read.
         """
         try:
-            return LabelledCase(name, slices(files[0]), partial(read, *files), patient, files)
+            slices = count_slices(files[0]) if is_volume(files[0]) else 1
+            return LabelledCase(name, slices, partial(read, *files), patient, files)
         except BrokenImageError as error:
             self.broken.append(str(error))
             return LabelledCase(name, 1, partial(_raise, str(error)), patient, files)
 
 
+@dataclass(frozen=True)
+class LabelCoding:
+    """The meaning of the numbers in a dataset's masks."""
+
+    of: str  # the dataset's name
+    classes: Mapping[int, int]  # the class of each number; other numbers are refused
+
+    def decode(self, values: Values, name: str) -> Mask:
+        """Convert numbers to classes; errors name the file `name`."""
+        mask, known = np.zeros(values.shape, dtype=np.uint8), np.zeros(values.shape, dtype=bool)
+        for number, label in self.classes.items():
+            # Scaled masks hold values such as 0.99999.
+            here = np.abs(values - number) < 1e-3 if values.dtype.kind == "f" else values == number
+            mask[here] = label
+            known |= here
+        if not known.all():
+            strange, right = np.unique(values[~known]), ", ".join(map(str, self.classes))
+            some = ", ".join(f"{value:g}" for value in strange[:8]) + " ..." * (len(strange) > 8)
+            raise BrokenImageError(f"{name}: values {some} are not labels of {self.of}; expected {right}")
+        return mask
+
+
+def align_mask(drawn: Scan, grid: Grid, name: str) -> Values:
+    """Return a mask (Z, H, W) on the grid of its image, voxel by voxel as stored: many masks have lost their header.
+
+    A mask whose header states another orientation than the image is refused: either may be wrong.
+    """
+    if drawn.grid.shape_3d != grid.shape_3d:
+        raise BrokenImageError(
+            f"{name} has {format_shape(drawn.grid.shape_3d)} voxels, its image {format_shape(grid.shape_3d)}"
+        )
+    if drawn.grid.has_orientation and drawn.grid.orientation != grid.orientation:
+        raise BrokenImageError(f"{name} has another orientation than its image: save it on the image's grid")
+    return grid.show(drawn.grid.store(drawn.values))
+
+
+def read_labelled_volume(image: Path, label: Path, coding: LabelCoding, field: float, channel: int = 0) -> Volume:
+    """Read a volume with its mask; networks see the middle square of `field` millimetres."""
+    scan = read_volume(image, channel)
+    drawn = read_volume(label)
+    mask = coding.decode(align_mask(drawn, scan.grid, label.name), label.name)
+    _, height, width = scan.values.shape
+    box = field_of_view_box(height, width, scan.spacing, field)
+    return Volume(window_to_uint8(scan.values)[..., None], mask, scan.spacing, box)
+
+
 def walk_files(root: Path) -> Iterator[Path]:
     """Yield all files below a folder, sorted; `trueup.data.scanning` says what is skipped."""
     return FolderScan(root).walk()
-
-
-def walk_folders(root: Path, depth: int = DEEPEST) -> Iterator[Path]:
-    """Yield the folder and those below it, level by level, sorted within a level."""
-    scan, level = FolderScan(root), [root]
-    for _ in range(depth + 1):
-        yield from level
-        level = [Path(entry.path) for folder in level for entry in scan.list_folder(folder)[0]]
 
 
 def check_domain(domain: str, domains: Iterable[str], dataset: str) -> None:
@@ -82,19 +117,15 @@ def check_domain(domain: str, domains: Iterable[str], dataset: str) -> None:
 
 
 def pair_cases(
-    root: Path,
-    files: Iterable[Path],
-    parts: Iterable[CaseFile],
-    read: Callable[[Path, Path], Volume],
-    beside: re.Pattern[str],
-    expected: str,
-    patient: Callable[[str], str] = str,
-) -> FoundCases:
+    root: Path, files: Iterable[Path], parts: Iterable[CaseFile], beside: re.Pattern[str], expected: str,
+    coding: LabelCoding, field: float, *, channel: int = 0, patient: Callable[[str], str] = str,
+) -> FoundCases:  # fmt: skip
     """Pair volumes with masks and split the cases 80 to 20 by patient; only headers are read now.
 
     `beside` matches names of files that belong there but are not used, `expected` describes the domain for an error
     if no case is found, `patient` gives the patient of a case.
     """
+    read = partial(read_labelled_volume, coding=coding, field=field, channel=channel)
     pairs: dict[str, dict[str, Path]] = {}
     for name, kind, path in parts:
         if (other := pairs.setdefault(name, {}).setdefault(kind, path)) != path:
@@ -104,7 +135,7 @@ def pair_cases(
     found, cases = FoundCases(others=[path.relative_to(root).as_posix() for path in rest]), []
     for name, pair in sorted(pairs.items(), key=lambda item: (len(item[0]), item[0])):  # 9 before 10
         if len(pair) == 2:
-            cases.append(found.make_case(name, count_slices, read, pair["image"], pair["label"], patient=patient(name)))
+            cases.append(found.make_case(name, read, pair["image"], pair["label"], patient=patient(name)))
         for kind, path in pair.items() if len(pair) == 1 else ():
             lacks = f"has no {'mask' if kind == 'image' else 'image'}" if path.exists() else "does not exist"
             found.missing.append(f"{path.relative_to(root).as_posix()} {lacks}")

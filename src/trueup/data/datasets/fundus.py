@@ -17,17 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.data.datasets.file_matching import (
-    DEEPEST,
-    DomainNotFoundError,
-    FoundCases,
-    check_domain,
-    walk_files,
-    walk_folders,
-)
+from trueup.data.datasets.file_matching import CaseFile, DomainNotFoundError, FoundCases, check_domain, walk_files
 from trueup.data.datasets.folders import EXTENSIONS, simple_name
-from trueup.data.domains import BrokenImageError, Image, decode
-from trueup.data.pictures import Reading, UnknownRangeError, read_picture
+from trueup.data.pictures import BrokenImageError, Image, Reading, UnknownRangeError, decode, read_picture
+from trueup.data.scanning import FolderScan
 from trueup.data.slices import Mask, Volume, full_box
 
 DOMAINS = ("refuge", "drishti-gs", "rim-one-r3")
@@ -56,10 +49,6 @@ _RIM_ONE_TEST = {
     "s": {*range(2, 10), *range(29, 36)},
 }
 
-Files = dict[str, tuple[str, Path]]  # part and file of each image, by name
-Drawn = dict[str, dict[str, Path]]  # mask files, by the name of the image and the structure
-Read = Callable[..., Volume]
-
 
 def find_fundus_cases(root: Path, domain: str, *, threshold: float = 0.75, expert: str = "average") -> FoundCases:
     """Find a domain's images that have masks; only names are read.
@@ -75,15 +64,14 @@ def find_fundus_cases(root: Path, domain: str, *, threshold: float = 0.75, exper
         raise ValueError(f"threshold is {threshold}; it must be a share of experts, above 0 and at most 1")
     if expert not in EXPERTS:
         raise ValueError(f"expert is {expert!r}; there are: {', '.join(EXPERTS)}")
-    files = [] if (crops := _archive(root, domain)) else list(walk_files(root))
-    if crops:
-        found = _found(root, *_crops(crops), ("mask",), partial(_read_three_levels, whole=False))
+    if crops := _archive(root, domain):
+        found = _match(root, _crops(crops), ("mask",), partial(_read_three_levels, whole=False))
     elif domain == "refuge":
-        found = _found(root, *_refuge(root, files), ("mask",), partial(_read_three_levels, whole=True))
+        found = _match(root, _refuge(root), ("mask",), partial(_read_three_levels, whole=True))
     elif domain == "drishti-gs":
-        found = _found(root, *_drishti(root, files), ("disc", "cup"), partial(_read_drishti, threshold=threshold))
+        found = _match(root, _drishti(root), ("disc", "cup"), partial(_read_drishti, threshold=threshold))
     else:
-        found = _found(root, *_rim_one(files, EXPERTS[expert]), ("disc", "cup"), _read_rim_one)
+        found = _match(root, _rim_one(root, EXPERTS[expert]), ("disc", "cup"), _read_rim_one)
     if not found.cases:
         crop = " or ".join(f"{name}/{{train,test}}/[ROIs/]{{image,mask}}" for name in ARCHIVES[domain])
         why = f"; {found.missing[0]}" if found.missing else ""
@@ -96,73 +84,62 @@ def find_fundus_cases(root: Path, domain: str, *, threshold: float = 0.75, exper
 def _archive(root: Path, domain: str) -> dict[str, Path]:
     """Return the folders of a domain's crops, by part."""
     names = [simple_name(name) for name in ARCHIVES[domain]]
-    for folder in walk_folders(root, DEEPEST + 1):
-        if simple_name(folder.name) not in names:
-            continue
-        crops: dict[str, Path] = {}
-        for part in ("train", "test"):
-            for place in (folder / part / "ROIs", folder / part):  # whole photographs may lie beside the ROIs
-                if (place / "image").is_dir() and (place / "mask").is_dir():
-                    crops.setdefault(part, place)
-        if crops:
-            return crops
+    scan, level = FolderScan(root), [root]
+    for _ in range(4):  # archives may put three levels of folders around a dataset
+        for folder in level:
+            # Whole photographs may lie beside the ROIs, which come later and win.
+            places = ((part, folder / part / inner) for part in ("train", "test") for inner in ("", "ROIs"))
+            crops = {part: place for part, place in places if (place / "image").is_dir() and (place / "mask").is_dir()}
+            if crops and simple_name(folder.name) in names:
+                return crops
+        level = [Path(entry.path) for folder in level for entry in scan.list_folder(folder)[0]]
     return {}
 
 
-def _crops(places: dict[str, Path]) -> tuple[Files, Drawn]:
-    """Return images and masks of an archive. A name may be in both parts, so keys include the part."""
-    images: Files = {}
-    masks: Drawn = {}
+# The files of each layout: the key of a photograph, its part or the kind of its mask, and the file.
+
+
+def _crops(places: dict[str, Path]) -> Iterator[CaseFile]:
     for part, folder in places.items():
-        for file in _pictures(walk_files(folder / "image")):
-            images[f"{part}/{file.stem}"] = part, file
-        for file in _pictures(walk_files(folder / "mask")):
-            masks[f"{part}/{file.stem}"] = {"mask": file}
-    return images, masks
+        for place, what in (("image", part), ("mask", "mask")):
+            yield from ((f"{part}/{file.stem}", what, file) for file in walk_files(folder / place))
 
 
-def _refuge(root: Path, files: Iterable[Path]) -> tuple[Files, Drawn]:
-    images: Files = {}
-    masks: Drawn = {}
-    for file in _pictures(files):
+def _refuge(root: Path) -> Iterator[CaseFile]:
+    for file in walk_files(root):
         above = [name.lower().removeprefix("refuge-") for name in file.relative_to(root).parts[:-1]]
-        if "disc_cup_masks" in above:
-            masks[file.stem.lower()] = {"mask": file}
-        elif part := next((_REFUGE[name] for name in reversed(above) if name in _REFUGE), None):
-            images[file.stem.lower()] = part, file
-    return images, masks
+        part = next((_REFUGE[name] for name in reversed(above) if name in _REFUGE), "")
+        if what := "mask" if "disc_cup_masks" in above else part:
+            yield file.stem.lower(), what, file
 
 
-def _drishti(root: Path, files: Iterable[Path]) -> tuple[Files, Drawn]:
-    images: Files = {}
-    masks: Drawn = {}
-    for file in _pictures(files):
+def _drishti(root: Path) -> Iterator[CaseFile]:
+    for file in walk_files(root):
         above = [name.lower() for name in file.relative_to(root).parts[:-1]]
         name = re.fullmatch(r"(drishtigs_\d+)(?:_(od|cup)segsoftmap)?", file.stem.lower())
-        part = next((_DRISHTI[folder] for folder in reversed(above) if folder in _DRISHTI), None)
-        if name is None or part is None:
-            continue
-        if name[2]:
-            masks.setdefault(name[1], {})["disc" if name[2] == "od" else "cup"] = file
-        elif "images" in above:
-            images[name[1]] = part, file
-    return images, masks
+        part = next((_DRISHTI[folder] for folder in reversed(above) if folder in _DRISHTI), "")
+        if name and part and (name[2] or "images" in above):
+            yield name[1], {"od": "disc", "cup": "cup", None: part}[name[2]], file
 
 
-def _rim_one(files: Iterable[Path], expert: str) -> tuple[Files, Drawn]:
-    images: Files = {}
-    masks: Drawn = {}
-    for file in _pictures(files):
+def _rim_one(root: Path, expert: str) -> Iterator[CaseFile]:
+    for file in walk_files(root):
         stem = file.stem.lower()
         if (name := re.fullmatch(r"([gns])-(\d+)-[lr]", stem)) and file.parent.name.lower() == "stereo images":
-            images[stem] = "test" if int(name[2]) in _RIM_ONE_TEST[name[1]] else "train", file
+            yield stem, "test" if int(name[2]) in _RIM_ONE_TEST[name[1]] else "train", file
         elif name := re.fullmatch(rf"([gns]-\d+-[lr])(?:-1)?-(disc|cup)-{expert}", stem):
-            masks.setdefault(name[1], {})[name[2]] = file
-    return images, masks
+            yield name[1], name[2], file
 
 
-def _found(root: Path, images: Files, masks: Drawn, needed: tuple[str, ...], read: Read) -> FoundCases:
+def _match(root: Path, files: Iterable[CaseFile], needed: tuple[str, ...], read: Callable[..., Volume]) -> FoundCases:
     """Return cases of images that have all required masks, and the files without a partner."""
+    images: dict[str, tuple[str, Path]] = {}
+    masks: dict[str, dict[str, Path]] = {}
+    for key, what, file in files:
+        if file.suffix.lower() in EXTENSIONS and what in PARTS:
+            images[key] = what, file
+        elif file.suffix.lower() in EXTENSIONS:
+            masks.setdefault(key, {})[what] = file
     found = FoundCases()
     without: dict[Path, list[str]] = {}
     for key, (part, file) in images.items():
@@ -171,7 +148,7 @@ def _found(root: Path, images: Files, masks: Drawn, needed: tuple[str, ...], rea
             what = "mask" if lacking == ["mask"] else f"mask of the {' and the '.join(lacking)}"
             without.setdefault(file.parent, []).append(f"{_name(file, root)} has no {what}")
         else:
-            case = found.make_case(file.stem, lambda _: 1, read, file, *(drawn[what] for what in needed))
+            case = found.make_case(file.stem, read, file, *(drawn[what] for what in needed))
             found.parts.setdefault(part, []).append(case)
     for folder, lines in without.items():
         count = sum(file.parent == folder for _, file in images.values())
@@ -191,10 +168,6 @@ def _beside(used: list[Path]) -> Iterator[Path]:
     for top in sorted({file.relative_to(base).parts[0] for file in used}):
         if (base / top).is_dir():
             yield from (file for file in walk_files(base / top) if file not in known)
-
-
-def _pictures(files: Iterable[Path]) -> Iterator[Path]:
-    return (file for file in files if file.suffix.lower() in EXTENSIONS)
 
 
 def _name(path: Path, root: Path) -> str:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from trueup.data.datasets import Dataset, cardiac, fundus, phantoms, prostate
 from trueup.data.datasets.file_matching import FoundCases
+from trueup.data.datasets.mask_folders import scan_mask_folder
 from trueup.data.pictures import AS_STORED, Reading
 from trueup.data.scanning import find_skipped
 from trueup.data.slices import SliceDomain
@@ -50,65 +50,49 @@ class MaskSource(NamedTuple):
 
 
 def mask_source(name: str, root: Path | None, reading: Reading = AS_STORED) -> MaskSource:
-    """Return a dataset's classes, structures, domains and finder; embedded datasets need no root."""
+    """Return a dataset's classes, structures, domains and finder; those on disk have no cases without a root."""
     if name == "masks":
-        from trueup.data.datasets.mask_folders import scan_mask_folder
-
         assert root is not None
         classes, found = scan_mask_folder(root, reading)
         return MaskSource(classes, {c: (k,) for k, c in enumerate(classes) if k}, tuple(found), found.__getitem__)
     module = ON_DISK[name.removesuffix("-sim")]
-    if name in ON_DISK:
-        assert root is not None
-        return MaskSource(module.CLASSES, module.STRUCTURES, module.DOMAINS, cache(partial(FINDERS[name], root)))
-    domains = phantoms.DOMAINS[name]
-    return MaskSource(
-        module.CLASSES, module.STRUCTURES, domains, lambda d: FoundCases({"": phantoms.phantom_cases(name, d)})
-    )
+
+    def find(domain: str) -> FoundCases:
+        if name not in ON_DISK:
+            return FoundCases({"": phantoms.phantom_cases(name, domain)})
+        return FoundCases({"train": [], "test": []}) if root is None else FINDERS[name](root, domain)
+
+    domains = module.DOMAINS if name in ON_DISK else phantoms.DOMAINS[name]
+    return MaskSource(module.CLASSES, module.STRUCTURES, domains, cache(find))
 
 
 def open_mask_dataset(name: str, root: Path | None, reading: Reading = AS_STORED) -> Dataset:
     """Open a dataset of images with masks; only names and headers are read now."""
-    source = mask_source(name, root, reading)
-    if root is not None:
-        return replace(_dataset(name, source), left_out=lambda: find_skipped(root))
-    return replace(
-        _dataset(name, source),
-        open=cache(lambda domain: SliceDomain(domain, source.find(domain).cases)),
-        compute_fingerprint=lambda: phantoms.VERSION,
-        choose_sources=lambda targets: _sources(name, targets, source.domains),
-    )
+    source, embedded = mask_source(name, root, reading), name.endswith("-sim")
 
+    def open_domain(name: str) -> SliceDomain:
+        domain, _, part = (name, "", "") if embedded else name.partition(":")
+        found = source.find(domain)
+        try:
+            cases = found.cases if embedded else found.part(part or ("test" if "test" in found.parts else "all"))
+            return SliceDomain(name, cases)
+        except ValueError as error:
+            raise ValueError(f"{domain}: {error}") from None
 
-def empty_mask_dataset(name: str) -> Dataset:
-    """Return a dataset on disk without any cases."""
-    module, empty = ON_DISK[name], FoundCases(parts={"train": [], "test": []})
-    return _dataset(name, MaskSource(module.CLASSES, module.STRUCTURES, module.DOMAINS, lambda domain: empty))
-
-
-def _dataset(name: str, source: MaskSource) -> Dataset:
     def choose_sources(targets: Sequence[str]) -> tuple[str, ...]:
-        return tuple(f"{domain}:all" for domain in _sources(name, targets, source.domains))
+        return tuple(domain if embedded else f"{domain}:all" for domain in _sources(name, targets, source.domains))
 
     return Dataset(
         name,
         source.classes,
         tuple(USUAL.get(name, ())) or source.domains,
-        cache(lambda domain: _part(domain, source.find)),
-        compute_fingerprint=cache(lambda: _fingerprint(source)),
+        cache(open_domain),
+        compute_fingerprint=cache(lambda: phantoms.VERSION if embedded else _fingerprint(source)),
         structures=source.structures,
         domains=source.domains,
         choose_sources=choose_sources,
+        left_out=lambda: {} if root is None else find_skipped(root),
     )
-
-
-def _part(name: str, find: Callable[[str], FoundCases]) -> SliceDomain:
-    domain, _, part = name.partition(":")
-    found = find(domain)
-    try:
-        return SliceDomain(name, found.part(part or ("test" if "test" in found.parts else "all")))
-    except ValueError as error:
-        raise ValueError(f"{domain}: {error}") from None
 
 
 def _sources(name: str, targets: Sequence[str], domains: Sequence[str]) -> tuple[str, ...]:

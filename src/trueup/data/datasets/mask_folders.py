@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.data.datasets.file_matching import FoundCases, walk_files, walk_folders
-from trueup.data.domains import BrokenImageError, decode
-from trueup.data.labelled_volumes import align_mask
-from trueup.data.pictures import AS_STORED, Reading, read_picture
+from trueup.data.datasets.file_matching import FoundCases, align_mask, walk_files
+from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, decode, read_picture
+from trueup.data.scanning import FolderScan
 from trueup.data.slices import Mask, Volume, network_box, window_to_uint8
 from trueup.data.volumes import SUFFIXES as VOLUMES
-from trueup.data.volumes import Grid, count_slices, read_volume
+from trueup.data.volumes import Grid, is_volume, read_volume
 
 LOSSY = (".jpg", ".jpeg")
 IMAGES = (".png", ".bmp", ".tif", ".tiff", *LOSSY, *VOLUMES)
@@ -47,7 +46,7 @@ def scan_mask_folder(root: Path, reading: Reading = AS_STORED) -> tuple[tuple[st
     classes = _named(named) if named.is_file() else _counted(m for both in pairs.values() for _, m in both.values())
     for name, found in domains.items():
         found.parts["train"] = [
-            found.make_case(stem, _slices, partial(_read, classes=len(classes), reading=reading), image, mask)
+            found.make_case(stem, partial(_read, classes=len(classes), reading=reading), image, mask)
             for stem, (image, mask) in pairs[name].items()
         ]
     return classes, domains
@@ -55,7 +54,7 @@ def scan_mask_folder(root: Path, reading: Reading = AS_STORED) -> tuple[tuple[st
 
 def _domains(root: Path) -> dict[str, tuple[Path, Path]]:
     """Return the folders of images and of masks of each domain."""
-    inside = [folder for folder in walk_folders(root, 1) if folder != root]
+    inside = _folders(root)
     if here := _place(root):
         places = {root.resolve().name: here}
     else:
@@ -70,11 +69,15 @@ def _domains(root: Path) -> dict[str, tuple[Path, Path]]:
 
 def _place(folder: Path) -> tuple[Path, Path] | None:
     """Return the folders images and masks in a folder, or None if it has neither."""
-    inside = {f.name.lower(): f for f in walk_folders(folder, 1) if f != folder}
+    inside = {inner.name.lower(): inner for inner in _folders(folder)}
     here = [inside[name] for name in ("images", "masks") if name in inside]
     if len(here) == 1:
         raise ValueError(f"{folder} has only the folder {here[0].name}; it needs both images and masks")
     return (here[0], here[1]) if here else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [Path(entry.path) for entry in FolderScan(folder).list_folder(folder)[0]]
 
 
 def _pair(root: Path, images: Path, masks: Path, found: FoundCases) -> Pairs:
@@ -162,8 +165,6 @@ def read_image(
     if picture.mode == "L":
         image = picture.values[None, :, :, None]
     elif picture.deep and picture.values.ndim == 2:
-        if not np.all(np.isfinite(picture.values)):
-            raise BrokenImageError(f"{path.name}: holds values that are not finite")
         grey = window_to_uint8(picture.values) if reading.range is None else picture.to_uint8(reading.range)
         image = grey[None, :, :, None]
     else:
@@ -207,13 +208,3 @@ def _strange(path: Path, held: Iterable[float], why: str) -> BrokenImageError:
     values = sorted(held)
     listed = ", ".join(f"{v:g}" for v in values[:8]) + (", ..." if len(values) > 8 else "")
     return BrokenImageError(f"{path.name}: the mask holds {listed}; {why}")
-
-
-def is_volume(path: Path) -> bool:
-    """Return True if a file name is that of a volume."""
-    return path.name.lower().endswith(VOLUMES)
-
-
-def _slices(path: Path) -> int:
-    """Return the number of slices of an image, from its header."""
-    return count_slices(path) if is_volume(path) else 1

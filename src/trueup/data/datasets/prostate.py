@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
-from trueup.data.datasets.file_matching import CaseFile, FoundCases, check_domain, pair_cases, walk_files
-from trueup.data.labelled_volumes import LabelCoding, read_labelled_volume
+from trueup.data.datasets.file_matching import CaseFile, FoundCases, LabelCoding, check_domain, pair_cases, walk_files
 
 DOMAINS = ("msd05", "promise12")
 CLASSES = ("background", "prostate")
@@ -36,8 +34,8 @@ def find_prostate_cases(root: Path, domain: str) -> FoundCases:
     check_domain(domain, DOMAINS, "prostate")
     files = list(walk_files(root))
     parts = _msd05(files) if domain == "msd05" else _promise12(files)
-    read = partial(read_labelled_volume, coding=CODINGS[domain], field=FIELD, channel=T2)
-    return pair_cases(root, files, parts, read, BESIDE, f"{domain!r}; looked for {LAYOUTS[domain]}")
+    expected = f"{domain!r}; looked for {LAYOUTS[domain]}"
+    return pair_cases(root, files, parts, BESIDE, expected, CODINGS[domain], FIELD, channel=T2)
 
 
 def _msd05(files: Iterable[Path]) -> Iterator[CaseFile]:

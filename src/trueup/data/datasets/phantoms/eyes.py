@@ -158,7 +158,11 @@ def _scene(eye: Eye, rng: np.random.Generator) -> Array:
     wasted = painting.cover(eye.disc + rng.uniform(2, 8), 3) * beside
     painting.paint(scene, eye.crescent * wasted, (0.80, 0.52, 0.30))
     _disc(scene, eye, at, rng)
-    _vessels(scene, eye, rng)
+    blood = np.array([0.44, 0.11, 0.07]) + rng.uniform(-0.03, 0.03)
+    veins, arteries, reflex = eye.vessels
+    painting.paint(scene, 0.78 * veins, blood)
+    painting.paint(scene, 0.68 * arteries, blood * [1.3, 1.5, 1.5])
+    scene += (rng.uniform(0.04, 0.12) * reflex)[..., None] * np.array([1.0, 0.8, 0.6])
     return scene
 
 
@@ -192,14 +196,6 @@ def _texture(eye: Eye, at: PixelGrid, rng: np.random.Generator) -> Array:
     streaks = np.interp(angle, np.linspace(-np.pi, np.pi, 181), rng.normal(size=181))
     poles = (down / (far + 1e-9)) ** 2 * np.exp(-0.5 * ((far - 1.3 * eye.radius) / (0.8 * eye.radius)) ** 2)
     return choroid + grain + slow + poles * (0.1 + 0.035 * streaks)
-
-
-def _vessels(scene: Array, eye: Eye, rng: np.random.Generator) -> None:
-    blood = np.array([0.44, 0.11, 0.07]) + rng.uniform(-0.03, 0.03)
-    veins, arteries, reflex = eye.vessels
-    painting.paint(scene, 0.78 * veins, blood)
-    painting.paint(scene, 0.68 * arteries, blood * [1.3, 1.5, 1.5])
-    scene += (rng.uniform(0.04, 0.12) * reflex)[..., None] * np.array([1.0, 0.8, 0.6])
 
 
 def _photograph(scene: Array, camera: Camera, rng: np.random.Generator) -> Array:

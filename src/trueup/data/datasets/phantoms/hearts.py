@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from trueup.data.datasets.phantoms import painting
-from trueup.data.datasets.phantoms.painting import Array, PerSlice, PixelGrid, Point, Random, Scanner, cover, paint
+from trueup.data.datasets.phantoms.painting import Array, PixelGrid, Point, Random, Scanner, cover, paint
 from trueup.data.slices import Mask, Volume
 
 SIZE, SLICES = 96, 8
@@ -97,10 +98,7 @@ def _scar(rng: Random, at: PixelGrid, z: Array, centre: Point, left: Array, oute
 
 def _organs(rng: Random, at: PixelGrid, z: Array, centre: Point) -> dict[str, Array]:
     """Draw the organs around the heart: liver and stomach rise towards the apex, the right atrium is at the base."""
-
-    def organ(down: PerSlice, across: PerSlice, tall: PerSlice, wide: PerSlice, turn: float = 0.0) -> Array:
-        return painting.organ(rng, at, (down, across), (tall, wide), turn, move=3, wobble=0.05)
-
+    organ = partial(painting.organ, rng, at, move=3, wobble=0.05)
     rise, size = rng.uniform(8, 16, size=2), np.clip(1 - rng.uniform(2, 4) * z, 0.01, 1)
     return {
         "chest": organ(66, 55, rng.uniform(52, 57), rng.uniform(52, 60), 0.15),

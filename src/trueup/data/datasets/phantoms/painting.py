@@ -59,10 +59,13 @@ def ellipse(at: PixelGrid, centre: Point, radii: Point, turn: float = 0.0, wobbl
     return np.where(np.minimum(*radii) < 0.5, -FAR, ray * (edge - ratio))
 
 
-def organ(rng: Random, at: PixelGrid, centre: Point, radii: Point, turn: float, *, move: float, wobble: float) -> Array:
+def organ(
+    rng: Random, at: PixelGrid, down: PerSlice, across: PerSlice, tall: PerSlice, wide: PerSlice, turn: float = 0.0,
+    *, move: float, wobble: float,
+) -> Array:  # fmt: skip
     """Draw an ellipse that is moved by up to `move` pixels and rippled."""
-    down, across = rng.uniform(-move, move, size=2)
-    return ellipse(at, (centre[0] + down, centre[1] + across), radii, turn, ripples(rng, wobble))
+    moved = rng.uniform(-move, move, size=2)
+    return ellipse(at, (down + moved[0], across + moved[1]), (tall, wide), turn, ripples(rng, wobble))
 
 
 def cover(distance: Array, soft: PerSlice = 1.0) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -64,9 +65,7 @@ def make_pelvis(rng: Random, *, coil: bool) -> Pelvis:
 
 def _neighbours(rng: Random, at: PixelGrid, z: Array, centre: Point, wide: float) -> tuple[Array, Array, Array, Array]:
     """Draw bladder, seminal vesicles, muscles and bones; all but the first on both sides."""
-
-    def organ(down: PerSlice, across: PerSlice, tall: PerSlice, wide: PerSlice, turn: float = 0.0) -> Array:
-        return painting.organ(rng, at, (down, across), (tall, wide), turn, move=2, wobble=0.04)
+    organ = partial(painting.organ, rng, at, move=2, wobble=0.04)
 
     def pair(down: PerSlice, aside: PerSlice, tall: PerSlice, wide: PerSlice, turn: float) -> Array:
         return np.maximum(*(organ(down, centre[1] + side * aside, tall, wide, side * turn) for side in (-1, 1)))
