@@ -531,7 +531,7 @@ def an_unfinished_run(model: torch.nn.Module, store: checkpoints.Store) -> train
         run.model(torch.randn(4, 3, 8, 8)).sum().backward()
         run.optimizer.step()
         run.swad.step(dict(run.model.named_parameters()))
-    run.done, run.best = 2, training._Best(0.5, 2)
+    run.done, run.best, run.best_at = 2, 0.5, 2
     run.kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run.save(store)
     return run
@@ -560,7 +560,7 @@ def test_a_training_that_nobody_forged_goes_on(tmp_path: Path, caplog: pytest.Lo
     fresh: training._TrainingRun = training._TrainingRun(RECIPE, build_network("digits-net", 3), [], None)  # type: ignore[arg-type]
     fresh.restore(store.partial(RECIPE))
     assert caplog.text == ""
-    assert (fresh.done, fresh.best, fresh.swad.steps) == (2, run.best, 2)
+    assert (fresh.done, fresh.best, fresh.best_at, fresh.swad.steps) == (2, 0.5, 2, 2)
     ours, theirs = fresh.optimizer.state_dict()["state"], run.optimizer.state_dict()["state"]
     assert all(torch.equal(ours[i][key], t) for i, moments in theirs.items() for key, t in moments.items())
     assert all(torch.equal(fresh.swad.segment[name], t) for name, t in run.swad.segment.items())

@@ -20,8 +20,8 @@ from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset
 from trueup.data.domains import ArrayDomain
 from trueup.data.loading import ConcatDomains, Loader
-from trueup.source.holdout import split_holdout
 from trueup.source.recipe import GivenModel, Training
+from trueup.source.tasks import split_holdout
 from trueup.testing import convnet, images
 
 RATES = [1e-6, 1e-5, 1e-4, 1e-3]

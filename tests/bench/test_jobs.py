@@ -18,8 +18,8 @@ from trueup.bench.settings import Run
 from trueup.bench.stream_runner import make_stream
 from trueup.data.loading import ConcatDomains
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split_holdout
 from trueup.source.recipe import Training
+from trueup.source.tasks import split_holdout
 
 # Records
 

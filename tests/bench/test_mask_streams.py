@@ -24,9 +24,9 @@ from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.slices import SliceDomain
 from trueup.report.tables import make_tables
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split_holdout
 from trueup.source.networks import build_network
 from trueup.source.recipe import Training
+from trueup.source.tasks import split_holdout
 
 METHODS = (*MASK_METHODS, "eata")
 HYPER: dict[str, dict[str, Any]] = {"tent": {"lr": 0.05}, "tsd": {"lr": 0.01}, "pl": {"threshold": 0.3}}

@@ -31,8 +31,8 @@ from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import Reading
 from trueup.data.streams import batches
 from trueup.source.checkpoints import Store, load_model
-from trueup.source.holdout import split_holdout
 from trueup.source.recipe import GivenModel, Recipe, Training
+from trueup.source.tasks import split_holdout
 from trueup.source.train import train
 
 Send = Callable[[str, Any], None]  # "progress" (done, of), "run" id, "record" Record

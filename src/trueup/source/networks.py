@@ -32,7 +32,7 @@ def build_network(name: str, classes: int, *, weights: str = "none", size: int =
         raise ValueError(f"a network needs at least one output, not {classes}")
     if weights not in ("none", "imagenet") and not Path(weights).is_file():
         raise ValueError(f'weights={weights!r} must be "none", "imagenet" or an existing file')
-    library, short = _find(name)
+    library, short = find_network(name)
     options = _channel_options(library, short, channels)
     if weights == "imagenet":
         return _pretrained(library, short, classes, size, channels)
@@ -58,11 +58,6 @@ def _channel_options(library: str, name: str, channels: int) -> dict[str, Any]:
     return {words[library]: channels} if channels != 3 and library in words else {}
 
 
-def check_network(name: str) -> None:
-    """Refuse an unknown name; a user's own function is not called yet."""
-    _find(name)
-
-
 def network_code(name: str) -> str:
     """Return the hash of a user's own network file; empty for other networks."""
     if ":" not in name or name.startswith("smp:"):
@@ -75,8 +70,8 @@ def network_code(name: str) -> str:
     raise ValueError(f"{name!r}: there is no module {module!r}, installed or in the current folder")
 
 
-def _find(name: str) -> tuple[str, str]:
-    """Return the library of a network and its name there."""
+def find_network(name: str) -> tuple[str, str]:
+    """Return the library of a network and its name there; refuse an unknown name. No function of a user is called."""
     if name.startswith("smp:"):
         check_smp(name)
         return "smp", name
@@ -108,16 +103,18 @@ def _names(library: str) -> set[str]:
             import timm
 
             return set(timm.list_models())
-        import torchvision
+        from torchvision import models
 
-        return {n for m in (torchvision.models, torchvision.models.segmentation) for n in _listed(torchvision, m)}
+        return {name for module in (models, models.segmentation) for name in models.list_models(module=module)}
     except ImportError as error:
         raise ImportError(f"{library} is not installed: pip install 'trueup[models]'") from error
 
 
-def _listed(torchvision: Any, module: Any) -> list[str]:
-    names: list[str] = torchvision.models.list_models(module=module)
-    return names
+def _is_segmenter(library: str, name: str) -> bool:
+    """Return True for torchvision's networks for segmentation."""
+    from torchvision import models
+
+    return library == "torchvision" and name in models.list_models(module=models.segmentation)
 
 
 def _in_timm(name: str) -> bool:
@@ -141,13 +138,13 @@ def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
             options["img_size"] = size
         model = timm.create_model(name, **options)
     else:
-        import torchvision
+        from torchvision import models
 
         if name.startswith("vit_") and size != 224:
             options["image_size"] = size
-        if name in _listed(torchvision, torchvision.models.segmentation):
+        if _is_segmenter(library, name):
             options.setdefault("weights_backbone", None)
-        model = torchvision.models.get_model(name, **options)
+        model = models.get_model(name, **options)
     return model
 
 
@@ -158,9 +155,7 @@ def _pretrained(library: str, name: str, classes: int, size: int, channels: int)
         return _downloaded(name, lambda: make_smp(name, classes, **inputs, encoder_weights="imagenet"))
     if library not in LIBRARIES:
         raise ValueError(f"{name!r} has no ImageNet weights; give a file of weights")
-    import torchvision
-
-    if library == "torchvision" and name in _listed(torchvision, torchvision.models.segmentation):
+    if _is_segmenter(library, name):
         backbone = {"num_classes": classes, "weights_backbone": "DEFAULT"}
         return _downloaded(name, lambda: _create(library, name, size, **backbone))
     options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}

@@ -1,7 +1,8 @@
-"""Tasks of source training: loss and validation score of classification and segmentation."""
+"""Tasks of source training: the held-out images, loss and validation score of classification and segmentation."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,28 @@ from trueup.data.transforms import TRANSFORMS, augment_with_mask
 from trueup.source.recipe import Training
 
 Random = np.random.Generator
+
+
+def split_holdout(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return indices to train on and indices held out: a share of every class, by the domain's name and the seed.
+
+    With masks it is a share of the patients, with all slices of each.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(domain.name.encode())])
+    if isinstance(domain, SliceDomain):
+        patients = rng.permutation(np.unique(domain.labels))
+        # At least one patient trains; at least one is held out, unless holdout is 0.
+        cut = min(max(round(holdout * len(patients)), int(holdout > 0)), len(patients) - 1)
+        away = np.isin(domain.labels, patients[:cut])
+        return np.flatnonzero(~away), np.flatnonzero(away)
+    train, held = [], []
+    for label in np.unique(domain.labels):
+        members = rng.permutation(np.flatnonzero(domain.labels == label))
+        # At least one image of each class trains; rounding is to the nearest.
+        cut = min(round(holdout * len(members)), len(members) - 1)
+        held.append(members[:cut])
+        train.append(members[cut:])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
 
 
 def task_of(dataset: Dataset, training: Training) -> Task:
