@@ -21,7 +21,7 @@ from torch import Tensor
 
 import trueup
 from trueup.bench.records import finished_records, read_records
-from trueup.bench.settings import read_sweep
+from trueup.bench.settings import make_sweep, read_settings
 from trueup.core import files
 from trueup.data.datasets import cifar
 from trueup.data.datasets import mask_folders as masks
@@ -167,7 +167,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "weights": (lambda path: build_network("digits-net", 3, weights=str(path)), ("x.pt", "x.pth", "x.safetensors")),
     "a journal": (read_journal, ("x",)),
     "the state of a journal": (read_journal_state, ("x",)),
-    "a sweep": (lambda path: read_sweep(path, {}), ("x.yaml",)),
+    "a sweep": (lambda path: make_sweep(read_settings(path, {})), ("x.yaml",)),
     "an array": (read_array, ("x",)),
     "labels": (read_labels, ("x",)),
     "an image": (decode, ("x.png", "x.jpg", "x.tif")),
@@ -662,7 +662,7 @@ def test_a_forged_sweep(forgery: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(SWEEPS[forgery])
     with pytest.raises(REFUSED):
-        read_sweep("x.yaml", {})
+        make_sweep(read_settings("x.yaml", {}))
     assert not Path("canary").exists()
 
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_jobs import run_of, stored, toy
+from toy_jobs import reproducible_part, run_of, stored, toy
 from toy_streams import tensor
 
 import trueup
 from trueup.bench.jobs import Paths, evaluate, failure_record, make_runner, source_images
-from trueup.bench.records import reproducible_part
 from trueup.bench.settings import Run
 from trueup.bench.stream_runner import make_stream
 from trueup.data.loading import ConcatDomains

@@ -17,7 +17,7 @@ from trueup.bench.estimate import (
     seconds_of_training,
     total_seconds,
 )
-from trueup.bench.grids import search_grid
+from trueup.bench.hparam_search import search_grid
 from trueup.bench.reproduce import (
     METHODS,
     Reproduction,

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from trueup.bench.grids import search_grid
+from trueup.bench.hparam_search import search_grid
 from trueup.bench.settings import Run
 from trueup.core.method import GradientMethod
 from trueup.core.registry import get_method

@@ -125,12 +125,11 @@ def evaluate(
     """Run one method on its stream and return the record."""
     # With a guard the frozen source answers the good rows of a batch that also has bad ones.
     runner = replace(runner, guard=run.guard or (run.method == "source" and bool(run.disturb)))
-    hyper, extra = dict(run.hyper), {}
+    hyper, extra = dict(run.hyper), dict[str, Any]()
     if run.select != "default":
         runners = [runner] if run.select == "oracle" else list(holdout_runners(run, runner, dataset))
-        choice = search_hyper(run.method, hyper, runners, lambda: progress(0, len(runner.stream)), dataset.task)
-        hyper |= choice.chosen
-        extra = {"chosen": choice.chosen, "search": choice.search}
+        extra = search_hyper(run.method, hyper, runners, lambda: progress(0, len(runner.stream)), dataset.task)
+        hyper |= extra["chosen"]
     result = runner.run(make_method(run.method, hyper, dataset.task), progress)
     if paths.traces is not None:
         extra["trace"] = write_trace(paths.traces, run.digest(), result.trace)

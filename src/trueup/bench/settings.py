@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from trueup.bench.grids import search_grid
+from trueup.bench.hparam_search import search_grid
 from trueup.bench.intruders import normalize_disturbance, parse_disturbance
 from trueup.bench.method_spec import Spec, as_list, cast_values, parse_numbers, read_specs, split_guard
 from trueup.core.registry import get_method, list_methods, make_method
@@ -270,11 +270,6 @@ def check_known(name: str, names: Iterable[str], kind: str) -> None:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"no {kind} is called {name!r}.{hint} There are: {', '.join(names)}")
-
-
-def read_sweep(path: str | Path, flags: Mapping[str, Any]) -> Sweep:
-    """Read a sweep from a YAML file; flags override its settings."""
-    return make_sweep(read_settings(path, flags))
 
 
 def read_settings(path: str | Path, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,20 +94,6 @@ class SweepSummary:
     failures: list[Record] = field(default_factory=list)
 
 
-def run_sweep(
-    sweep: Sweep,
-    folder: str | Path,
-    *,
-    workers: int | None = None,
-    checkpoints: str | Path | None = None,
-    device: str = "cpu",
-    on_event: OnEvent = lambda event, job, value: None,
-) -> SweepSummary:
-    """Run what is missing of a sweep, record it in the folder, and return all records, old and new."""
-    todo = plan(sweep, folder, checkpoints=checkpoints, device=device)
-    return run_plan(todo, workers=workers, device=device, on_event=on_event)
-
-
 def run_plan(
     todo: Plan,
     *,
@@ -124,10 +110,10 @@ def run_plan(
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // workers)))
     summary = SweepSummary(records=[todo.done[run.digest()] for run in todo.done_here])
     if todo.jobs:
-        with open_writer(todo.folder / FILE) as writer:
+        with open_writer(todo.folder / FILE) as add:
 
             def keep(record: Record) -> None:
-                writer.add(record)
+                add(record)
                 (summary.failures if "error" in record else summary.records).append(record)
 
             _Pool(todo, workers, threads, keep, on_event).work()
@@ -250,10 +236,10 @@ def run(
     if todo.done_here:
         return todo.done[todo.runs[0].digest()]
     records, threads = list[Record](), torch.get_num_threads()
-    with open_writer(Path(folder) / FILE) as writer:
+    with open_writer(Path(folder) / FILE) as add:
         for job in (*todo.trainings.values(), *todo.jobs):
             run_job(job, lambda event, value: records.append(value) if event == "record" else None, threads)
-        writer.add(records[0])
+        add(records[0])
     if "error" in records[0]:
         raise RunFailedError(f"the run failed: {records[0]['error']}")
     return records[0]
