@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,10 @@ class Job:
 
     paths: Paths
     recipe: Recipe | None
+    dataset: str
+    reading: Reading
+    """How picture files are read."""
     runs: tuple[Run, ...] = ()
-    dataset: str = field(kw_only=True)
-
-    @property
-    def reading(self) -> Reading:
-        """Return how picture files are read."""
-        if self.runs:
-            return self.runs[0].source.reading
-        assert self.recipe is not None
-        return self.recipe.training.reading
 
     @property
     def title(self) -> str:

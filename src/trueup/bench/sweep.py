@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -68,13 +68,13 @@ def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = N
         root, file = sweep.root_of(run.dataset), sweep.file_of(run)
         paths = Paths(store.folder, root, file, device, tuple(sweep.plugin), folder / TRACES)
         recipe = run.recipe(opened(run.dataset, run.source.reading))
+        job = Job(paths, recipe, run.dataset, run.source.reading)
         if recipe is not None and not store.has(recipe):
-            trainings[recipe.digest()] = Job(paths, recipe, dataset=run.dataset)
+            trainings[recipe.digest()] = job
         # Runs that differ in the method alone see the same images in the same order.
         alike = {"method": "", "hyper": {}, "select": "default", "code": {}, "guard": False}
         key = run.model_copy(update=alike).digest()
-        before = groups.get(key)
-        groups[key] = Job(paths, recipe, (*(before.runs if before else ()), run), dataset=run.dataset)
+        groups[key] = replace(job, runs=(*groups.get(key, job).runs, run))
     return Plan(runs, done, trainings, list(groups.values()), folder, opened)
 
 
