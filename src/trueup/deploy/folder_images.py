@@ -5,9 +5,10 @@ from __future__ import annotations
 import colorsys
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.data.datasets.mask_folders import DATA, IMAGES, is_volume, read_image
@@ -38,12 +39,9 @@ class ImageFile:
         stat = self.path.stat()
         return [stat.st_size, stat.st_mtime_ns]
 
-    def read(self, field: float | None, reading: Reading = AS_STORED) -> LoadedImage:
+    def read(self, field: float | None, reading: Reading = AS_STORED) -> tuple[Volume, Grid | None]:
         """Read the image. Networks see `field` millimetres of a volume's slices if given, else what `reading` says."""
-        stamp = self.stamp()
         pixels, spacing, grid = read_image(self.path, reading)
-        if is_volume(self.path) and (several := count_channels(self.path)) > 1:
-            log.warning("%s holds %d volumes; the first is segmented", self.name, several)
         height, width = pixels.shape[1:3]
         if field is None or grid is None:  # the pixel size of a picture is unknown
             box, what = network_box(height, width, spacing, reading.resize), "all of it"
@@ -52,7 +50,7 @@ class ImageFile:
         if min(box[2:]) < 1 or max(box[2:]) > max(WIDEST, 4 * height, 4 * width):
             size = f"{box[2]}×{box[3]}"
             raise BrokenImageError(f"{self.path.name}: {what} would be {size} pixels; its voxels have a wrong size")
-        return LoadedImage(self, stamp, Volume(pixels, None, spacing, box), grid)
+        return Volume(pixels, None, spacing, box), grid
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,13 @@ class LoadedImage:
 
     image: ImageFile
     stamp: list[int]
-    volume: Volume
+    content: Any
+    """A `Volume`, or for 3-D networks an array in RAS order."""
     grid: Grid | None
+    """The voxels of a volume; None for a picture."""
 
-    def write(self, masks: Mask) -> None:
-        """Write masks (files, Z, H, W)."""
+    def write(self, masks: Iterable[Mask]) -> None:
+        """Write a mask (Z, H, W) to each of its files."""
         for path, mask in zip(self.image.masks, masks, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.grid is None:
@@ -133,11 +133,15 @@ def _mask_names(name: str, path: Path, endings: Sequence[str], longest: int) -> 
 
 
 def read_batches(
-    images: Sequence[ImageFile], *, field: float | None, batch: int, broken: dict[str, str], reading: Reading
+    images: Sequence[ImageFile],
+    read: Callable[[ImageFile], tuple[Any, Grid | None]],
+    batch: int,
+    broken: dict[str, str],
 ) -> Iterator[list[LoadedImage]]:
     """Read volumes one by one, and consecutive pictures in batches. Unreadable images go to `broken`.
 
-    The next picture takes the place of a broken one, so that batches do not depend on where a call resumed.
+    `read` returns the content and the grid of an image. The next picture takes the place of a broken one, so that
+    batches do not depend on where a call resumed.
     """
     group: list[LoadedImage] = []
     for image in images:
@@ -146,10 +150,13 @@ def read_batches(
             yield group
             group = []
         try:
-            group.append(image.read(field, reading))
+            several = count_channels(image.path) if alone else 1
+            group.append(LoadedImage(image, image.stamp(), *read(image)))
         except (BrokenImageError, UnknownRangeError, OSError) as error:
             broken[image.name] = str(error)
             continue
+        if several > 1:
+            log.warning("%s holds %d volumes; the first is segmented", image.name, several)
         if alone or len(group) == batch:
             yield group
             group = []
