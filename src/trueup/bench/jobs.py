@@ -44,12 +44,10 @@ class Paths:
 
     checkpoints: Path
     root: str | None = None
-    file: str | None = None
-    """The file of the weights, or of the trained model."""
+    file: str | None = None  # the file of the weights, or of the trained model
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
-    traces: Path | None = None
-    """The folder for the answers to each image; None keeps none."""
+    traces: Path | None = None  # the folder for the answers to each image; None keeps none
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,7 @@ class Job:
     paths: Paths
     recipe: Recipe | None
     dataset: str
-    reading: Reading
-    """How picture files are read."""
+    reading: Reading  # how picture files are read
     runs: tuple[Run, ...] = ()
 
     @property
@@ -220,5 +217,4 @@ def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
         training, _ = split_holdout(domain, holdout, run.seed)
         few = np.random.default_rng(run.seed).permutation(training)[:most]
         loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels)
-        for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))):
-            yield x
+        yield from (x for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))))

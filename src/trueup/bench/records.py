@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,10 @@ class Entry(NamedTuple):
 
     paper: float | None = None
     deviation: float | None = None
-    runs: tuple[tuple[int, str], ...] = ()
-    """Seed and id of each run."""
+    runs: tuple[tuple[int, str], ...] = ()  # seed and id of each run
     metric: str = "accuracy"
-    parts: tuple[str, ...] = ()
-    """The columns that an average is taken over."""
-    counted: float | None = None
-    """The number itself, for a cell without runs."""
+    parts: tuple[str, ...] = ()  # the columns that an average is taken over
+    counted: float | None = None  # the number itself, for a cell without runs
 
 
 def read_records(path: str | Path) -> list[Record]:
@@ -45,13 +42,11 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def _parse(line: bytes) -> Record | None:
-    try:
+    with suppress(ValueError, RecursionError):
         record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
-        return None
-    return record if isinstance(record.get("id"), str) else None
+        if isinstance(record, dict) and isinstance(record.get("settings"), dict) and isinstance(record.get("id"), str):
+            return record
+    return None
 
 
 def finished_records(path: str | Path) -> dict[str, Record]:

@@ -222,9 +222,8 @@ def _small(values: Mapping[str, Any]) -> dict[str, Any]:
     stand_in = STAND_INS[name]
     small = {**values, **SMALL, "dataset": stand_in}
     if "target" in values:
-        small["target"] = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)[
-            values["target"]
-        ]
+        targets = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)
+        small["target"] = targets[values["target"]]
     elif stand_in == DIGITS_C:
         small["target"] = list(FEW)
     if "network" in values:
@@ -248,14 +247,10 @@ def make_reproduction(
     unread: bool = False,
 ) -> Reproduction:
     """Make the reproduction of a recipe; `data` holds a folder for each dataset."""
-    get_recipe(name)
-    wanted = validate_settings(
-        Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread}
-    )
-    names = wanted.datasets()
-    roots = (
-        {} if small or data is None else {n: str(found) for n in names if (found := find_dataset_folder(n, Path(data)))}
-    )
+    settings = {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread}
+    wanted = validate_settings(Reproduction, settings)
+    names, folder = wanted.datasets(), None if small or data is None else Path(data)
+    roots = {n: str(found) for n in names if folder and (found := find_dataset_folder(n, folder))}
     missing = [n for n in names if n not in roots]
     if missing and not small and not unread:
         raise ValueError(

@@ -63,8 +63,7 @@ class StreamResult:
 
     results: dict[str, Any]
     cost: dict[str, float]
-    trace: dict[str, NDArray[Any]]
-    """The answers to each image of the stream."""
+    trace: dict[str, NDArray[Any]]  # the answers to each image of the stream
 
 
 @dataclass

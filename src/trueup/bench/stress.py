@@ -93,16 +93,13 @@ class Stress(Sweep):
         targets = list(self.target or dataset.targets)[: 1 if self.quick else None]
         limits = [limit for limit in (self.limit, values["limit"], self.quick and QUICK["limit"]) if limit]
         values |= {"dataset": [dataset.name], "target": targets, "limit": min(limits, default=None)}
-        values["method"] = self._methods(dataset)
+        specs = [*default_methods(dataset.task), SAFE] if self.method is None else self.method
+        values["method"] = specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
         if self.quick:
             values |= {"seed": self.seed[:1], "repeat": min(values["repeat"], QUICK["repeat"])}
         if scenario == "mixed":
             values["target"] = [with_next_domain(dataset, target) for target in targets]
         return Sweep(**values)
-
-    def _methods(self, dataset: Dataset) -> list[Spec]:
-        specs = [*default_methods(dataset.task), SAFE] if self.method is None else self.method
-        return specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
 
     def _unfit(self, dataset: Dataset, scenario: str) -> str:
         """Return why a scenario does not fit a dataset; empty if it does."""

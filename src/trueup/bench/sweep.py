@@ -33,12 +33,10 @@ class Plan:
 
     runs: list[Run]
     done: dict[str, Record]
-    trainings: dict[str, Job]
-    """By the recipe's hash; only models that do not exist yet."""
+    trainings: dict[str, Job]  # by the recipe's hash; only models that do not exist yet
     jobs: list[Job]
     folder: Path
-    open: Callable[[str, Reading], Dataset]
-    """Returns a dataset of the sweep, scanned once for each way of reading."""
+    open: Callable[[str, Reading], Dataset]  # returns a dataset of the sweep, scanned once for each way of reading
 
     @property
     def done_here(self) -> list[Run]:

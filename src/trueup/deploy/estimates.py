@@ -52,21 +52,14 @@ class MethodReport:
     """The results of one method on a stream; entropy is in nats."""
 
     name: str
-    answers: Tensor
-    """Predicted class of each image."""
-    agreement: float
-    """Share of answers equal to the source's."""
+    answers: Tensor  # predicted class of each image
+    agreement: float  # share of answers equal to the source's
     entropy: float
-    classes: float
-    """Number of classes in use: exp of the entropy of the mean prediction."""
-    confidence: Score
-    """Mean of the highest probability, the accuracy of a calibrated model."""
-    aetta: Score | None
-    """Estimate by AETTA; None if an answer is not the head's (T3A, LAME)."""
-    gde: Score | None
-    """Estimate by generalised disagreement; None if the model has no head."""
-    accuracy: Score | None
-    """The true accuracy, if there are labels."""
+    classes: float  # number of classes in use: exp of the entropy of the mean prediction
+    confidence: Score  # mean of the highest probability, the accuracy of a calibrated model
+    aetta: Score | None  # estimate by AETTA; None if an answer is not the head's (T3A, LAME)
+    gde: Score | None  # estimate by generalised disagreement; None if the model has no head
+    accuracy: Score | None  # the true accuracy, if there are labels
     seconds: float
 
     @property
@@ -95,8 +88,7 @@ class Advice:
 
     take: tuple[str, ...]
     reasons: tuple[str, ...]
-    certain: bool = True
-    """False if the data allow no advice; then the source is kept."""
+    certain: bool = True  # false if the data allow no advice; then the source is kept
 
 
 def estimate(reports: Reports, scenes: Sequence[Reports] = ()) -> list[Estimate]:
@@ -250,10 +242,8 @@ class Lead:
 
     kind: str
     value: float
-    doubt: float
-    """Z standard errors of the difference over the same images."""
-    off: float
-    """The lead minus the smallest d."""
+    doubt: float  # Z standard errors of the difference over the same images
+    off: float  # the lead minus the smallest d
 
     @property
     def certain(self) -> bool:

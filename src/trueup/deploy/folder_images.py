@@ -28,11 +28,9 @@ WIDEST = 2**13  # pixels; a wider box, also wider than four images, comes from a
 class ImageFile:
     """An image that has not been read yet."""
 
-    name: str
-    """Path below the folder."""
+    name: str  # path below the folder
     path: Path
-    masks: tuple[Path, ...]
-    """Its mask files: one, or one per label."""
+    masks: tuple[Path, ...]  # its mask files: one, or one per label
 
     def stamp(self) -> list[int]:
         """Return size and time of the file, which tell if it was replaced."""
@@ -59,10 +57,8 @@ class LoadedImage:
 
     image: ImageFile
     stamp: list[int]
-    content: Any
-    """A `Volume`, or for 3-D networks an array in RAS order."""
-    grid: Grid | None
-    """The voxels of a volume; None for a picture."""
+    content: Any  # a `Volume`, or for 3-D networks an array in RAS order
+    grid: Grid | None  # the voxels of a volume; None for a picture
 
     def write(self, masks: Iterable[Mask]) -> None:
         """Write a mask (Z, H, W) to each of its files."""
@@ -78,12 +74,9 @@ class LoadedImage:
 class OtherFiles:
     """Files in a folder and below that are not segmented."""
 
-    others: list[str]
-    """Files that are not images."""
-    skipped: dict[str, str]
-    """Entries that are neither folders nor regular files, or circular links, with the reason."""
-    broken: dict[str, str]
-    """Images and folders that cannot be read, with the reason."""
+    others: list[str]  # files that are not images
+    skipped: dict[str, str]  # entries that are neither folders nor regular files, or circular links, with the reason
+    broken: dict[str, str]  # images and folders that cannot be read, with the reason
 
 
 def find_images(

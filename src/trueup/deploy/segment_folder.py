@@ -245,18 +245,13 @@ def _try_model(model: nn.Module, example: Tensor, config: SegmentConfig) -> Any:
     except ValueError as error:
         if config.window is not None:
             way = f"a 3-D network sees windows (N, 1, {', '.join(map(str, config.window))}): choose another --window"
-            if _is_flat(model):
+            ranks = {weight.ndim for weight in model.parameters()}
+            if 4 in ranks and 5 not in ranks:  # 2-D convolutions, and no 3-D ones
                 way = f"the network is 2-D, and {way.partition(':')[0]}: leave --volumes out, and it sees slices"
         else:
             way = "leave --grey out if it takes three channels" if config.grey else "--grey if it takes one channel"
             way += ", --volumes if it is 3-D"
         raise ValueError(f"{error}; {way}") from error
-
-
-def _is_flat(model: nn.Module) -> bool:
-    """Return True if a network has weights of 2-D convolutions and none of 3-D ones."""
-    ranks = {weight.ndim for weight in model.parameters()}
-    return 4 in ranks and 5 not in ranks
 
 
 @dataclass

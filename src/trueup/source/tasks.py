@@ -18,8 +18,6 @@ from trueup.data.slices import SliceDomain
 from trueup.data.transforms import TRANSFORMS, augment_with_mask
 from trueup.source.recipe import Training
 
-Random = np.random.Generator
-
 
 def split_holdout(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return indices to train on and indices held out: a share of every class, by the domain's name and the seed.
@@ -64,7 +62,7 @@ class Classify:
             raise ValueError("multilabel is for masks; this dataset has one class per image")
         self.augment, self.size = TRANSFORMS[training.augment], training.size
 
-    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+    def read(self, domain: Domain, i: int, rng: np.random.Generator) -> tuple[Image, Any]:
         """Return image i, augmented, and its class."""
         return self.augment(domain.image(i), self.size, rng), int(domain.labels[i])
 
@@ -102,7 +100,7 @@ class Segment:
         self.augment, self.size, self.multilabel = training.augment, training.size, training.multilabel
         self.structures = structures
 
-    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+    def read(self, domain: Domain, i: int, rng: np.random.Generator) -> tuple[Image, Any]:
         """Return image i and its mask, augmented together."""
         assert isinstance(domain, SliceDomain)
         image, mask = domain.image(i, self.size), domain.mask(i, self.size)

@@ -19,6 +19,7 @@ from torch.optim.swa_utils import update_bn
 
 from trueup.core import files
 from trueup.core.method import fusable
+from trueup.core.optimizer_state import follow_parameters
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import ConcatDomains, Loader, normalize_images, prefetch
@@ -267,15 +268,9 @@ class _TrainingRun:
         self.model.load_state_dict(take_prefix(tensors, "model/"))
         self.kept = take_prefix(tensors, "kept/")
         self.swad.restore(take_prefix(tensors, "swad/"), header["swad"])
-        moments: dict[int, dict[str, Tensor]] = {}
-        parameters = list(self.model.parameters())
-        for name, tensor in take_prefix(tensors, "optimizer/").items():
-            i, _, key = name.partition(".")
-            like = parameters[int(i)]
-            if tensor.shape == like.shape:  # fused steps need the memory layout of the parameter
-                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-            moments.setdefault(int(i), {})[key] = tensor
+        moments = {i: take_prefix(tensors, f"optimizer/{i}.") for i, _ in enumerate(self.model.parameters())}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        follow_parameters(self.optimizer)  # fused steps need the memory layout of the parameters
         self.done, self.history, self.broken = header["done"], header["history"], set(header["broken"])
         self.best, self.best_at = header["best"].values()
 
