@@ -114,21 +114,16 @@ def _positions(data: ConcatDomains, batches: Sequence[Indices]) -> dict[str, NDA
 
 
 @dataclass
-class _Case:
-    """The predicted mask of each structure of a case so far, and the slices that were shown."""
-
-    found: dict[str, NDArray[np.bool_]]
-    shown: NDArray[np.bool_]
-
-
-@dataclass
 class MaskScorer:
     """A scorer of masks, case by case, at the resolution of the image on disk."""
 
     data: ConcatDomains
     structures: Structures
     multilabel: bool = False
-    seen: dict[tuple[int, int], _Case] = field(default_factory=dict)
+    found: dict[tuple[int, int], dict[str, NDArray[np.bool_]]] = field(default_factory=dict)
+    """The predicted mask of each structure so far, by the number of the domain and of the case."""
+    shown: dict[tuple[int, int], NDArray[np.bool_]] = field(default_factory=dict)
+    """The slices of each case that were shown."""
     indices: list[Indices] = field(default_factory=list)
     dices: list[float] = field(default_factory=list)
     last: deque[tuple[str, Pixels, Pixels, Pixels]] = field(default_factory=lambda: deque(maxlen=EXAMPLES))
@@ -146,14 +141,14 @@ class MaskScorer:
             number, z = domain.place(i)
             volume = domain.volume(number)
             key = int(numbers[index]), number
-            if key not in self.seen:
+            if key not in self.found:
                 shape = volume.image.shape[:3]
-                empty = {name: np.zeros(shape, dtype=np.bool_) for name in self.structures}
-                self.seen[key] = _Case(empty, np.zeros(shape[0], dtype=np.bool_))
-            self.seen[key].shown[z] = True
+                self.found[key] = {name: np.zeros(shape, dtype=np.bool_) for name in self.structures}
+                self.shown[key] = np.zeros(shape[0], dtype=np.bool_)
+            self.shown[key][z] = True
             found = regions(answer, volume, self.structures, multilabel=self.multilabel)
             for name, mask in found.items():
-                self.seen[key].found[name][z] = mask
+                self.found[key][name][z] = mask
             assert volume.mask is not None
             truth = {name: np.isin(volume.mask[z], part) for name, part in self.structures.items()}
             self.dices.append(mean_dice(found, truth))
@@ -165,21 +160,21 @@ class MaskScorer:
         cases: dict[str, dict[str, dict[str, float | None]]] = {}
         groups: dict[str, list[dict[str, dict[str, float | None]]]] = {}
         ratios: list[float] = []
-        for (d, number), seen in sorted(self.seen.items()):
-            domain = self.data.domains[d]
+        for d, number in sorted(self.found):
+            domain, found = self.data.domains[d], self.found[d, number]
             assert isinstance(domain, SliceDomain)
             volume = domain.volume(number)
             assert volume.mask is not None
             # Slices that were not shown count as empty in both, so that slices keep their distances.
-            shown = seen.shown[:, None, None]
+            shown = self.shown[d, number][:, None, None]
             truth = {name: np.isin(volume.mask, part) & shown for name, part in self.structures.items()}
-            case = measure_masks(seen.found, truth, volume.spacing)
+            case = measure_masks(found, truth, volume.spacing)
             name = domain.cases[number].name
             name = name if len(self.data.domains) == 1 else f"{domain.name}/{name}"
             cases[name if name not in cases else f"{name} ({number})"] = case  # two parts of a dataset may share a name
             groups.setdefault(domain.name, []).append(case)
             if {"disc", "cup"} <= truth.keys():
-                ratios.append(abs(_ratio(seen.found) - _ratio(truth)))
+                ratios.append(abs(_ratio(found) - _ratio(truth)))
         results: dict[str, Any] = {
             **summarize_cases(list(cases.values())),
             "images": sum(map(len, self.indices)),

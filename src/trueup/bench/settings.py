@@ -158,11 +158,8 @@ class Sweep(Settings):
         task_of(dataset, training)  # refuses a training for another task
         self._check(dataset, self.network or [network])
         # Read a model's file once for each target and seed, not for each method.
-        models: dict[tuple[str, int], GivenModel] = {}
-        for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
-            file = fill_path(self.checkpoint or "", target, seed)
-            models[target, seed] = describe_given(file, target.split("+"), name, training)
-            self._agree(models[target, seed], training, file)
+        given = itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ()
+        models = {(target, seed): self._model(name, target, seed, training) for target, seed in given}
         for net, stream, size, select, target, seed, (method, spec) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method or default_methods(dataset.task),
@@ -181,12 +178,15 @@ class Sweep(Settings):
                 guard=guard, repeat=self.repeat, disturb=self.disturb,
             )  # fmt: skip
 
-    def _agree(self, model: GivenModel, training: Training, file: str) -> None:
-        """Refuse training settings that contradict a model's file."""
+    def _model(self, dataset: str, target: str, seed: int, training: Training) -> GivenModel:
+        """Describe the file of a trained model; refuse training settings that contradict it."""
+        file = fill_path(self.checkpoint or "", target, seed)
+        model = describe_given(file, target.split("+"), dataset, training)
         for key in ("normalize", "grey"):
             own, asked = getattr(model, key), getattr(training, key)
             if key in self.training and own != asked:
                 raise ValueError(f"{file} was trained with {key}={own}, not {asked}: leave it out, the file states it")
+        return model
 
     def _check(self, dataset: Dataset, networks: Iterable[str]) -> None:
         """Refuse settings that would fail every run, before anything starts."""

@@ -32,6 +32,7 @@ class Plan:
     """The jobs of a sweep: trainings that come first, and groups of runs that share a model and a stream."""
 
     runs: list[Run]
+    waiting: list[Run]  # the runs that are still to do
     done: dict[str, Record]
     trainings: dict[str, Job]  # by the recipe's hash; only models that do not exist yet
     jobs: list[Job]
@@ -42,11 +43,6 @@ class Plan:
     def done_here(self) -> list[Run]:
         """Return the runs that are recorded."""
         return [run for run in self.runs if run.digest() in self.done]
-
-    @property
-    def waiting(self) -> list[Run]:
-        """Return the runs that are still to do."""
-        return [run for run in self.runs if run.digest() not in self.done]
 
 
 def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = None, device: str = "cpu") -> Plan:
@@ -60,9 +56,8 @@ def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = N
     preflight_datasets(opened(*key) for key in dict.fromkeys((run.dataset, run.source.reading) for run in runs))
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
-    for run in runs:
-        if run.digest() in done:
-            continue
+    waiting = [run for run in runs if run.digest() not in done]
+    for run in waiting:
         root, file = sweep.root_of(run.dataset), sweep.file_of(run)
         paths = Paths(store.folder, root, file, device, tuple(sweep.plugin), folder / TRACES)
         recipe = run.recipe(opened(run.dataset, run.source.reading))
@@ -73,7 +68,7 @@ def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = N
         alike = {"method": "", "hyper": {}, "select": "default", "code": {}, "guard": False}
         key = run.model_copy(update=alike).digest()
         groups[key] = replace(job, runs=(*groups.get(key, job).runs, run))
-    return Plan(runs, done, trainings, list(groups.values()), folder, opened)
+    return Plan(runs, waiting, done, trainings, list(groups.values()), folder, opened)
 
 
 def check_device(device: str) -> None:
