@@ -7,20 +7,25 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.data.datasets.mask_folders import DATA, IMAGES, is_volume, read_image
-from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
+from trueup.data.pictures import AS_STORED, BrokenImageError, Range, Reading, UnknownRangeError
 from trueup.data.scanning import UNREADABLE, FolderScan, describe_skipped
 from trueup.data.slices import Mask, Volume, field_of_view_box, network_box
-from trueup.data.volumes import Grid, count_channels, volume_suffix, write_mask
+from trueup.data.volumes import Grid, count_channels, read_volume, volume_suffix, write_mask
 
 log = logging.getLogger("trueup")
 
 JOURNAL = Path(".trueup", "journal.json")
 """The run log, which marks a folder as one of masks."""
+PERCENTILES = (1, 99)  # of a volume for a 3-D network, that become 0 and 1 by default
 WIDEST = 2**13  # pixels; a wider box, also wider than four images, comes from a wrong header
 
 
@@ -49,6 +54,31 @@ class ImageFile:
             size = f"{box[2]}×{box[3]}"
             raise BrokenImageError(f"{self.path.name}: {what} would be {size} pixels; its voxels have a wrong size")
         return Volume(pixels, None, spacing, box), grid
+
+    def read_ras(self, limits: Range | None) -> tuple[NDArray[np.float32], Grid]:
+        """Read a volume (X, Y, Z) with axes towards the patient's right, front and head (RAS), in its voxel size.
+
+        It is clipped and scaled so that `limits`, or two of its percentiles, become 0 and 1.
+        """
+        scan = read_volume(self.path)
+        values = scan.values.astype(np.float32)
+        low, high = limits or (float(v) for v in np.percentile(values, PERCENTILES))
+        scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
+        axes, against = _orientation(scan.grid)
+        stored = scan.grid.store(scaled).reshape(scan.grid.shape_3d)
+        return np.ascontiguousarray(np.flip(stored, against).transpose(np.argsort(axes))), scan.grid
+
+
+def show_ras(values: NDArray[Any], grid: Grid) -> NDArray[Any]:
+    """Return values (X, Y, Z) in RAS order as slices (Z, H, W)."""
+    axes, against = _orientation(grid)
+    return grid.show(np.flip(values.transpose(axes), against))
+
+
+def _orientation(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the RAS axis of each stored axis, and the stored axes that run against theirs."""
+    found = import_module("nibabel").io_orientation(grid.affine)
+    return tuple(int(axis) for axis in found[:, 0]), tuple(np.flatnonzero(found[:, 1] < 0).tolist())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ from trueup.data.slices import class_mask, label_masks
 from trueup.data.streams import balanced_batches
 from trueup.data.volumes import SUFFIXES as VOLUMES
 from trueup.data.volumes import Grid
-from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches
+from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches, show_ras
 from trueup.deploy.run_log import RunLog, exclusive_access
-from trueup.deploy.windows import Window, predict_volume, read_ras, show_ras, sliding_window
 from trueup.model.calls import as_logits, call_model
 from trueup.model.copy_model import copy_model
 from trueup.validate import check_int
 
 MOST = 255  # classes or labels of an 8-bit mask
+Window = tuple[int, int, int]
 Progress = Callable[[int, int], None]
 
 
@@ -233,9 +233,17 @@ def _example(config: SegmentConfig) -> Tensor:
     if config.window is None:
         shape: tuple[int, ...] = (2, config.channels.count, config.size, config.size)
     else:
-        sliding_window()  # refuses if it is not installed
+        _sliding_window()  # refuses if it is not installed
         shape = (min(2, config.batch), 1, *config.window)  # no more than a batch: windows are large
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _sliding_window() -> Any:
+    """Return MONAI's sliding window function."""
+    try:
+        return import_module("monai.inferers").sliding_window_inference
+    except ImportError as error:
+        raise ImportError("3-D networks on volumes need monai: pip install monai") from error
 
 
 def _try_model(model: nn.Module, example: Tensor, config: SegmentConfig) -> Any:
@@ -268,12 +276,12 @@ class _Work:
 
     def run(self, keep_every: float) -> None:
         """Read the images batch by batch, and write their masks."""
-        config, limits = self.config, self.config.range
-        read: Callable[[ImageFile], tuple[Any, Grid | None]]
-        if config.window is None:
-            read, segment = partial(ImageFile.read, field=config.field, reading=config.reading), self.segment_slices
-        else:
-            read, segment = lambda image: read_ras(image.path, limits), self.segment_volume
+        config = self.config
+        segment = self.segment_slices if config.window is None else self.segment_volume
+
+        def read(image: ImageFile) -> tuple[Any, Grid | None]:
+            return image.read(config.field, config.reading) if config.window is None else image.read_ras(config.range)
+
         self.report()
         saved = time.monotonic()
         for group in read_batches(self.todo, read, config.batch, self.broken):
@@ -293,7 +301,10 @@ class _Work:
         self.progress(len(self.done) + len(self.broken), len(self.todo))
 
     def segment_volume(self, group: Sequence[LoadedImage]) -> None:
-        """Show all windows of the only volume of a group, batch by batch, then write its masks."""
+        """Show all windows of the only volume of a group, batch by batch, blend the answers, and write its masks.
+
+        Windows beyond the edge of a small volume see zeros.
+        """
         config, (volume,) = self.config, group
         assert config.window is not None
         assert volume.grid is not None
@@ -303,9 +314,11 @@ class _Work:
             self.report()
             return logits
 
-        how: dict[str, Any] = {"overlap": config.overlap, "batch": config.batch, "device": config.device}
+        mean, std = np.float32(config.channels.mean[0]), np.float32(config.channels.std[0])
+        x = torch.from_numpy((volume.content - mean) / std)[None, None]
+        how: dict[str, Any] = {"overlap": config.overlap, "sw_device": config.device, "device": "cpu"}
         try:
-            logits = predict_volume(volume.content, predict, config.channels, config.window, **how)
+            (logits,) = _sliding_window()(x, config.window, config.batch, predict, **how)
         except ValueError as error:
             raise ValueError(f"{volume.image.name}: {error}") from error
         masks = logits > 0 if config.multilabel else logits.argmax(dim=0, keepdim=True)
