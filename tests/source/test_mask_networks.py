@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.model.calls import as_logits
-from trueup.source.networks import build_network, find_network, network_code
-from trueup.source.segmenters import SmallUNet, check_smp
+from trueup.source.architectures import SmallUNet
+from trueup.source.networks import build_network, check_smp, find_network, network_code
 
 torchvision_segmenters = torchvision.models.segmentation
 
