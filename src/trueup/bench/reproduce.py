@@ -115,11 +115,19 @@ class Reproduction(Sweep):
         return AS_STORED
 
     def open(self, dataset: str, reading: Reading | None = None) -> Dataset:
-        """Open a dataset of the recipe; a missing one from its card."""
+        """Open a dataset of the recipe; a missing one from its card. Refuse one that lacks targets or classes."""
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
             return dataset_from_card(dataset)  # an embedded dataset is opened itself
-        return require_complete(open_dataset(dataset, root, reading or AS_STORED))
+        found, expected = open_dataset(dataset, root, reading or AS_STORED), dataset_from_card(dataset)
+        missing = [target for target in expected.targets if target not in found.targets]
+        if missing or len(found.classes) != len(expected.classes):
+            lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(found.classes)} classes"
+            raise ValueError(
+                f"this {dataset} {lacks}, so its numbers cannot be compared with the paper's; "
+                f"`trueup data check {dataset} --root DIR` lists what is missing"
+            )
+        return found
 
     def datasets(self) -> list[str]:
         """Return the names of all datasets that the recipe needs."""
@@ -190,19 +198,6 @@ class Reproduction(Sweep):
             labels = dataset.domain(target).labels
             counts |= {(row, column): float((labels == i).sum()) for i, column in enumerate(columns)}
         return counts
-
-
-def require_complete(dataset: Dataset) -> Dataset:
-    """Return a dataset on disk; refuse it if it lacks targets or classes of the paper's."""
-    expected = dataset_from_card(dataset.name)
-    missing = [target for target in expected.targets if target not in dataset.targets]
-    if missing or len(dataset.classes) != len(expected.classes):
-        lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(dataset.classes)} classes"
-        raise ValueError(
-            f"this {dataset.name} {lacks}, so its numbers cannot be compared with the paper's; "
-            f"`trueup data check {dataset.name} --root DIR` lists what is missing"
-        )
-    return dataset
 
 
 def merge_settings(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,8 +121,7 @@ class _Pool:
     ) -> None:
         self.trainings, self.jobs = dict(todo.trainings), list(todo.jobs)
         self.workers, self.threads, self.keep, self.on_event = workers, threads, keep, on_event
-        self.active: dict[Connection, tuple[BaseProcess, Job]] = {}
-        self.left: dict[Connection, list[Run]] = {}  # runs without a record so far
+        self.active: dict[Connection, tuple[BaseProcess, Job, list[Run]]] = {}  # with the runs without a record so far
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
@@ -139,7 +138,7 @@ class _Pool:
                     assert isinstance(connection, Connection)
                     self._receive(connection)
         finally:
-            for process, _ in self.active.values():
+            for process, *_ in self.active.values():
                 process.terminate()
 
     def _next(self, queue: list[Job]) -> Job | None:
@@ -154,17 +153,17 @@ class _Pool:
         process = self.context.Process(target=_process, args=(job, theirs, self.threads), daemon=True)
         process.start()
         theirs.close()
-        self.active[ours], self.left[ours] = (process, job), list(job.runs)
+        self.active[ours] = process, job, list(job.runs)
         self.on_event("start", job, None)
 
     def _receive(self, connection: Connection) -> None:
-        _, job = self.active[connection]
+        _, job, left = self.active[connection]
         try:
             event, value = connection.recv()
         except (EOFError, OSError):
             event, value = "dead", None
         if event == "record":
-            self.left[connection].pop(0)
+            left.pop(0)
             self.keep(value)
         if event in ("end", "dead"):
             self._finish(connection, value)
@@ -172,9 +171,8 @@ class _Pool:
             self.on_event(event, job, value)
 
     def _finish(self, connection: Connection, error: str | None) -> None:
-        process, job = self.active.pop(connection)
+        process, job, left = self.active.pop(connection)
         process.join()
-        left = self.left.pop(connection)
         if process.exitcode != 0 and error is None:
             error = f"its process ended with status {process.exitcode} (out of memory, or killed)"
         if not job.runs:
@@ -197,14 +195,14 @@ def _process(job: Job, connection: Connection, threads: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(BrokenPipeError):
+        failure = None
         try:
             run_job(job, lambda event, value: connection.send((event, value)), threads)
         except BrokenPipeError:
-            raise
+            return
         except Exception as error:
-            connection.send(("end", f"{type(error).__name__}: {error}"))
-        else:
-            connection.send(("end", None))
+            failure = f"{type(error).__name__}: {error}"
+        connection.send(("end", failure))
 
 
 def run(

@@ -279,8 +279,16 @@ def _choose(reports: Reports, scenes: Sequence[Reports], fit: Sequence[int], kin
     top = max(leads, key=lambda k: leads[k].value)
     best, ahead = reports[top], leads[top]
     words = f"{100 * ahead.value:.1f} ± {100 * ahead.doubt:.1f} points by {ahead.kind}"
+    most = ahead.value + ahead.doubt
+    if ahead.kind == NO_KIND:
+        return Advice((source.name,), (f"{best.name} cannot be compared with it: there is {NO_KIND}",), certain=False)
+    if ahead.value < LEAD and most < FAR:
+        bound = "a point" if most < LEAD else f"{100 * FAR:.0f} points"
+        return Advice((source.name,), (f"no other method is ahead of it by {bound}: {best.name} is by {words}",))
     if ahead.value < LEAD:
-        return _keep(source, best, ahead, words)
+        needed = math.ceil(len(best.answers) * (ahead.doubt / (FAR - ahead.value)) ** 2)  # so that most < FAR
+        more = f"too few images: {best.name} may be ahead of it, by {words}; about {needed} images would show it"
+        return Advice((source.name,), (more,), certain=False)
     if ahead.value <= ahead.doubt:
         needed = math.ceil(len(best.answers) * (ahead.doubt / ahead.value) ** 2)
         more = f"too few images: {best.name} is ahead of it by {words}; about {needed} images would show it"
@@ -298,16 +306,3 @@ def _choose(reports: Reports, scenes: Sequence[Reports], fit: Sequence[int], kin
         names = ", ".join(reports[k].name for k in ties)
         reasons.append(f"{len(best.answers)} images do not separate it from {names}")
     return Advice((best.name, *(reports[k].name for k in ties)), tuple(reasons))
-
-
-def _keep(source: MethodReport, best: MethodReport, ahead: Lead, words: str) -> Advice:
-    """Recommend the source if no method is ahead by FAR, else ask for more images."""
-    if ahead.kind == NO_KIND:
-        return Advice((source.name,), (f"{best.name} cannot be compared with it: there is {NO_KIND}",), certain=False)
-    most = ahead.value + ahead.doubt
-    if most < FAR:
-        bound = "a point" if most < LEAD else f"{100 * FAR:.0f} points"
-        return Advice((source.name,), (f"no other method is ahead of it by {bound}: {best.name} is by {words}",))
-    needed = math.ceil(len(best.answers) * (ahead.doubt / (FAR - ahead.value)) ** 2)  # so that most < FAR
-    more = f"too few images: {best.name} may be ahead of it, by {words}; about {needed} images would show it"
-    return Advice((source.name,), (more,), certain=False)

@@ -61,8 +61,7 @@ def train(
     for stale in store.folder.glob(f".{recipe.name}.*.partial"):  # left by a kill during a save
         if time.time() - stale.stat().st_mtime > 3600:  # not by a process that is saving now
             stale.unlink(missing_ok=True)
-    devices: list[int] = []
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(recipe.seed)
         size, channels = recipe.training.size, recipe.training.channels.count
         weights = weights or recipe.weights
