@@ -21,7 +21,7 @@ from torch import Tensor
 
 import trueup
 from trueup.bench.records import finished_records, read_records
-from trueup.bench.settings import read_sweep
+from trueup.bench.settings import make_sweep, read_settings
 from trueup.core import files
 from trueup.data.datasets import cifar
 from trueup.data.datasets import mask_folders as masks
@@ -167,7 +167,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "weights": (lambda path: build_network("digits-net", 3, weights=str(path)), ("x.pt", "x.pth", "x.safetensors")),
     "a journal": (read_journal, ("x",)),
     "the state of a journal": (read_journal_state, ("x",)),
-    "a sweep": (lambda path: read_sweep(path, {}), ("x.yaml",)),
+    "a sweep": (lambda path: make_sweep(read_settings(path, {})), ("x.yaml",)),
     "an array": (read_array, ("x",)),
     "labels": (read_labels, ("x",)),
     "an image": (decode, ("x.png", "x.jpg", "x.tif")),
@@ -531,7 +531,7 @@ def an_unfinished_run(model: torch.nn.Module, store: checkpoints.Store) -> train
         run.model(torch.randn(4, 3, 8, 8)).sum().backward()
         run.optimizer.step()
         run.swad.step(dict(run.model.named_parameters()))
-    run.done, run.best = 2, training._Best(0.5, 2)
+    run.done, run.best, run.best_at = 2, 0.5, 2
     run.kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     run.save(store)
     return run
@@ -560,7 +560,7 @@ def test_a_training_that_nobody_forged_goes_on(tmp_path: Path, caplog: pytest.Lo
     fresh: training._TrainingRun = training._TrainingRun(RECIPE, build_network("digits-net", 3), [], None)  # type: ignore[arg-type]
     fresh.restore(store.partial(RECIPE))
     assert caplog.text == ""
-    assert (fresh.done, fresh.best, fresh.swad.steps) == (2, run.best, 2)
+    assert (fresh.done, fresh.best, fresh.best_at, fresh.swad.steps) == (2, 0.5, 2, 2)
     ours, theirs = fresh.optimizer.state_dict()["state"], run.optimizer.state_dict()["state"]
     assert all(torch.equal(ours[i][key], t) for i, moments in theirs.items() for key, t in moments.items())
     assert all(torch.equal(fresh.swad.segment[name], t) for name, t in run.swad.segment.items())
@@ -662,7 +662,7 @@ def test_a_forged_sweep(forgery: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     Path("x.yaml").write_text(SWEEPS[forgery])
     with pytest.raises(REFUSED):
-        read_sweep("x.yaml", {})
+        make_sweep(read_settings("x.yaml", {}))
     assert not Path("canary").exists()
 
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from trueup.bench.class_metrics import (
-    Labels,
+from trueup.bench.scorers import (
+    Indices,
     Probs,
     accuracy,
     calibration_error,
@@ -32,12 +32,12 @@ def binned(confidence: list[float], right: list[bool], bins: int) -> float:
     return float(total / len(confidence))
 
 
-def two(confidence: list[float], right: list[bool]) -> tuple[Probs, Labels]:
+def two(confidence: list[float], right: list[bool]) -> tuple[Probs, Indices]:
     """Two classes; the first is predicted with this confidence (at least a half)."""
     return np.array([[c, 1 - c] for c in confidence]), np.array([0 if r else 1 for r in right])
 
 
-def random(n: int, classes: int, seed: int) -> tuple[Probs, Labels]:
+def random(n: int, classes: int, seed: int) -> tuple[Probs, Indices]:
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(n, classes)) * 3
     probs = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import trueup
-from trueup.bench.grids import GRIDS, search_grid
-from trueup.bench.hparam_search import search_hyper
+from trueup.bench.hparam_search import GRIDS, search_grid, search_hyper
 from trueup.bench.jobs import Paths, evaluate, holdout_runners
 from trueup.bench.settings import Run
 from trueup.bench.stream_runner import StreamResult, StreamRunner, make_stream
@@ -20,8 +19,8 @@ from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset
 from trueup.data.domains import ArrayDomain
 from trueup.data.loading import ConcatDomains, Loader
-from trueup.source.holdout import split_holdout
 from trueup.source.recipe import GivenModel, Training
+from trueup.source.tasks import split_holdout
 from trueup.testing import convnet, images
 
 RATES = [1e-6, 1e-5, 1e-4, 1e-3]
@@ -98,21 +97,21 @@ def test_best_mean_over_runner_wins() -> None:
     first = Scored(lambda h: {1e-6: 0.5, 1e-5: 0.9, 1e-4: 0.6, 1e-3: 0.1}[h["lr"]])
     second = Scored(lambda h: {1e-6: 0.5, 1e-5: 0.1, 1e-4: 0.6, 1e-3: 0.9}[h["lr"]])
     choice = search_hyper("tent", {}, [first, second])
-    assert choice.chosen == {"lr": 1e-4}
+    assert choice["chosen"] == {"lr": 1e-4}
     means = [0.5, 0.5, 0.6, 0.5]
-    assert choice.search == [{"lr": lr, "accuracy": pytest.approx(m)} for lr, m in zip(RATES, means, strict=True)]
+    assert choice["search"] == [{"lr": lr, "accuracy": pytest.approx(m)} for lr, m in zip(RATES, means, strict=True)]
 
 
 @pytest.mark.parametrize("method", ["tent", "tsd", "eta"])
 def test_of_equal_ones_the_smaller_learning_rate_wins(method: str) -> None:
-    assert search_hyper(method, {}, [Scored(lambda h: 0.5)]).chosen["lr"] == 1e-6
-    assert search_hyper(method, {}, [Scored(lambda h: float(h["lr"] > 2e-6))]).chosen["lr"] == 1e-5
+    assert search_hyper(method, {}, [Scored(lambda h: 0.5)])["chosen"]["lr"] == 1e-6
+    assert search_hyper(method, {}, [Scored(lambda h: float(h["lr"] > 2e-6))])["chosen"]["lr"] == 1e-5
 
 
 def test_tie_between_sizes_of_the_bank_still_goes_to_the_smaller_learning_rate() -> None:
     best = {(1e-3, 1), (1e-5, 100)}
     choice = search_hyper("tsd", {}, [Scored(lambda h: float((h["lr"], h["per_class"]) in best))])
-    assert choice.chosen == {"lr": 1e-5, "per_class": 100}
+    assert choice["chosen"] == {"lr": 1e-5, "per_class": 100}
 
 
 def test_given_values_stay_fixed_in_every_candidate() -> None:
@@ -120,7 +119,7 @@ def test_given_values_stay_fixed_in_every_candidate() -> None:
     choice = search_hyper("tsd", {"lr": 0.3, "neighbors": 1, "norm": "source"}, [runner])
     assert {(h["lr"], h["neighbors"], h["norm"]) for h in runner.asked} == {(0.3, 1, "source")}
     assert [h["per_class"] for h in runner.asked] == [1, 5, 20, 50, 100, None]
-    assert set(choice.chosen) == {"per_class"}
+    assert set(choice["chosen"]) == {"per_class"}
 
 
 def test_every_candidate_is_run_once_on_every_runner() -> None:
@@ -136,7 +135,7 @@ def test_candidate_that_goes_astray_loses_and_the_search_goes_on() -> None:
             raise ValueError("the model's answer to this batch is not finite")
         return hyper["lr"]
 
-    assert search_hyper("tent", {}, [Scored(score)]).chosen == {"lr": 1e-4}
+    assert search_hyper("tent", {}, [Scored(score)])["chosen"] == {"lr": 1e-4}
 
 
 # On images

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_jobs import run_of, stored, toy
+from toy_jobs import reproducible_part, run_of, stored, toy
 from toy_streams import tensor
 
 import trueup
 from trueup.bench.jobs import Paths, evaluate, failure_record, make_runner, source_images
-from trueup.bench.records import reproducible_part
 from trueup.bench.settings import Run
 from trueup.bench.stream_runner import make_stream
 from trueup.data.loading import ConcatDomains
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split_holdout
 from trueup.source.recipe import Training
+from trueup.source.tasks import split_holdout
 
 # Records
 

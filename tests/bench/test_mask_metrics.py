@@ -80,19 +80,19 @@ def test_shifted_squares_by_hand() -> None:
     spacing = (2.0, 0.5)
     assert dice_coefficient(prediction, across) == dice_coefficient(prediction, down) == 24 / 32
     # Across: the left column of four and the two that lie within the other square are half a unit away.
-    assert assd(prediction, across, spacing) == pytest.approx(6 * 0.5 / 12)
-    assert hd95(prediction, across, spacing) == pytest.approx(0.5)
+    assert assd(*surface_distances(prediction, across, spacing)) == pytest.approx(6 * 0.5 / 12)
+    assert hd95(*surface_distances(prediction, across, spacing)) == pytest.approx(0.5)
     # Down: a row of four is 2 away, and the two within are half a unit from the other's sides, not 2 from its bottom.
-    assert assd(prediction, down, spacing) == pytest.approx((4 * 2 + 2 * 0.5) / 12)
-    assert hd95(prediction, down, spacing) == pytest.approx(2.0)
+    assert assd(*surface_distances(prediction, down, spacing)) == pytest.approx((4 * 2 + 2 * 0.5) / 12)
+    assert hd95(*surface_distances(prediction, down, spacing)) == pytest.approx(2.0)
 
 
 def test_shifted_cubes_by_hand() -> None:
     prediction, truth = block((4, 5, 5), (0, 2), (1, 3), (1, 3)), block((4, 5, 5), (1, 3), (1, 3), (1, 3))
     assert dice_coefficient(prediction, truth) == pytest.approx(2 / 3)
     # Of 26 at the surface, nine are a slice away, and the middle of the last slice is beside the other's walls.
-    assert assd(prediction, truth, (3.0, 1.0, 1.0)) == pytest.approx((9 * 3 + 1) / 26)
-    assert hd95(prediction, truth, (3.0, 1.0, 1.0)) == pytest.approx(3.0)
+    assert assd(*surface_distances(prediction, truth, (3.0, 1.0, 1.0))) == pytest.approx((9 * 3 + 1) / 26)
+    assert hd95(*surface_distances(prediction, truth, (3.0, 1.0, 1.0))) == pytest.approx(3.0)
 
 
 def test_the_two_directions_differ_and_each_counts() -> None:
@@ -100,8 +100,9 @@ def test_the_two_directions_differ_and_each_counts() -> None:
     assert there.tolist() == [0.0]
     assert back.tolist() == list(range(21))
     for masks in ((POINT, LINE), (LINE, POINT)):
-        assert hd95(*masks, (1.0, 1.0)) == pytest.approx(19.0)  # of both together it would be 18.95
-        assert assd(*masks, (1.0, 1.0)) == pytest.approx(210 / 22)  # the mean of the means would be 5
+        distances = surface_distances(*masks, (1.0, 1.0))
+        assert hd95(*distances) == pytest.approx(19.0)  # of both together it would be 18.95
+        assert assd(*distances) == pytest.approx(210 / 22)  # the mean of the means would be 5
 
 
 def test_beyond_the_array_is_outside() -> None:
@@ -141,7 +142,8 @@ def test_measures_equal_those_of_monai(
         within = (slice(1, -1),) * len(shape)
         assert all(mask.sum() > mask[within].sum() for mask in (prediction, truth))
     pair = [torch.from_numpy(mask)[None, None] for mask in (prediction, truth)]
-    ours = (dice_coefficient(prediction, truth), hd95(prediction, truth, spacing), assd(prediction, truth, spacing))
+    distances = surface_distances(prediction, truth, spacing)
+    ours = (dice_coefficient(prediction, truth), hd95(*distances), assd(*distances))
     theirs = (
         monai.compute_dice(*pair),
         monai.compute_hausdorff_distance(*pair, include_background=True, percentile=95, spacing=spacing),
@@ -153,13 +155,15 @@ def test_measures_equal_those_of_monai(
 def test_equal_masks_are_at_no_distance() -> None:
     region = blob((5, 9, 8), seed=9)
     assert dice_coefficient(region, region) == 1.0
-    assert hd95(region, region, (3.0, 1.0, 1.0)) == assd(region, region, (3.0, 1.0, 1.0)) == 0.0
+    distances = surface_distances(region, region, (3.0, 1.0, 1.0))
+    assert hd95(*distances) == assd(*distances) == 0.0
 
 
 def test_masks_that_do_not_meet_have_no_overlap_but_a_distance() -> None:
     left, right = block((4, 9), (1, 2), (0, 0)), block((4, 9), (1, 2), (7, 7))
     assert dice_coefficient(left, right) == 0.0
-    assert hd95(left, right, (1.0, 0.5)) == assd(left, right, (1.0, 0.5)) == 3.5
+    distances = surface_distances(left, right, (1.0, 0.5))
+    assert hd95(*distances) == assd(*distances) == 3.5
 
 
 @pytest.mark.parametrize("there", [(False, False), (False, True), (True, False)])
@@ -167,8 +171,9 @@ def test_empty_masks(there: tuple[bool, bool]) -> None:
     some = block((6, 7), (1, 3), (2, 4))
     prediction, truth = (some if is_there else NOTHING for is_there in there)
     assert dice_coefficient(prediction, truth) == pytest.approx(0.0 if any(there) else math.nan, nan_ok=True)
-    assert math.isnan(hd95(prediction, truth, (1.0, 1.0)))
-    assert math.isnan(assd(prediction, truth, (1.0, 1.0)))
+    distances = surface_distances(prediction, truth, (1.0, 1.0))
+    assert math.isnan(hd95(*distances))
+    assert math.isnan(assd(*distances))
     forth, back = surface_distances(prediction, truth, (1.0, 1.0))
     assert forth.tolist() == ([math.inf] * 8 if there[0] else [])
     assert back.tolist() == ([math.inf] * 8 if there[1] else [])
@@ -255,12 +260,12 @@ def test_what_would_give_a_wrong_number_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(4, 4\) and \(1, 4\)"):
         dice_coefficient(square, square[:1])
     with pytest.raises(ValueError, match="does not fit"):
-        hd95(square, square, (1.0, 1.0, 1.0))
+        hd95(*surface_distances(square, square, (1.0, 1.0, 1.0)))
     with pytest.raises(ValueError, match="does not fit"):
-        hd95(square[0], square[0], (1.0,))
+        hd95(*surface_distances(square[0], square[0], (1.0,)))
     for step in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="is not a size"):
-            assd(square, square, (1.0, step))
+            assd(*surface_distances(square, square, (1.0, step)))
     with pytest.raises(ValueError, match="of one image"):
         vcdr(volume, volume)
     with pytest.raises(ValueError, match=r"lv: masks are .* not .Z, H, W."):

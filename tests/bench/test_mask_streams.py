@@ -11,22 +11,22 @@ import pytest
 import scans
 import torch
 from torch import Tensor, nn
+from toy_jobs import reproducible_part, run_sweep
 
 import trueup
 from trueup.bench.jobs import Paths, evaluate, holdout_runners, make_runner, source_images
-from trueup.bench.records import FILE, read_records, reproducible_part
+from trueup.bench.records import FILE, read_records
 from trueup.bench.settings import MASK_METHODS, Run, make_sweep, resolve_hyper
 from trueup.bench.stream_runner import StreamRunner, make_stream
-from trueup.bench.sweep import run_sweep
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset, open_dataset
 from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.slices import SliceDomain
 from trueup.report.tables import make_tables
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split_holdout
 from trueup.source.networks import build_network
 from trueup.source.recipe import Training
+from trueup.source.tasks import split_holdout
 
 METHODS = (*MASK_METHODS, "eata")
 HYPER: dict[str, dict[str, Any]] = {"tent": {"lr": 0.05}, "tsd": {"lr": 0.01}, "pl": {"threshold": 0.3}}

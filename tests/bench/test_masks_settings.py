@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import trueup.core.registry as registry
-from trueup.bench.grids import search_grid
+from trueup.bench.hparam_search import search_grid
 from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, resolve_hyper
 from trueup.core.registry import get_method, make_method
 from trueup.data.datasets import open_dataset

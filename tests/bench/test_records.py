@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_jobs import reproducible_part
 
-from trueup.bench.records import FILE, finished_records, open_writer, read_records, reproducible_part
+from trueup.bench.records import FILE, finished_records, open_writer, read_records
 
 
 def record(name: str, **more: Any) -> dict[str, Any]:
@@ -16,9 +17,9 @@ def record(name: str, **more: Any) -> dict[str, Any]:
 
 
 def write(path: Path, *records: dict[str, Any]) -> None:
-    with open_writer(path) as writer:
+    with open_writer(path) as add:
         for each in records:
-            writer.add(each)
+            add(each)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -98,17 +99,17 @@ def test_missing_path_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_not_finite_are_refused_and_nothing_is_written(tmp_path: Path, value: float) -> None:
-    with open_writer(tmp_path / FILE) as writer:
-        writer.add(record("a"))
+    with open_writer(tmp_path / FILE) as add:
+        add(record("a"))
         with pytest.raises(ValueError, match="JSON compliant"):
-            writer.add(record("b", cost={"seconds": value}))
-        writer.add(record("c"))
+            add(record("b", cost={"seconds": value}))
+        add(record("c"))
     assert [r["id"] for r in read_records(tmp_path / FILE)] == ["a", "c"]
 
 
 def test_record_is_on_disk_as_soon_as_it_is_added(tmp_path: Path) -> None:
-    with open_writer(tmp_path / FILE) as writer:
-        writer.add(record("a"))
+    with open_writer(tmp_path / FILE) as add:
+        add(record("a"))
         assert [r["id"] for r in read_records(tmp_path / FILE)] == ["a"]
 
 

@@ -9,7 +9,7 @@ from toy_settings import folder, one, runs
 
 import trueup.core.registry as registry
 from trueup.bench import method_spec as specs
-from trueup.bench.settings import PAPER_METHODS, Run, Sweep, make_sweep, read_sweep
+from trueup.bench.settings import PAPER_METHODS, Run, Sweep, make_sweep, read_settings
 from trueup.data.datasets import open_dataset
 from trueup.source.recipe import Training
 
@@ -276,7 +276,7 @@ def test_settings_are_not_changed_by_reading_them() -> None:
 
 def test_flags_are_merged_with_the_files_training(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("training: {iterations: 20, size: 24}\ntarget: hand\nseed: 0\nmethod: tsd\n")
-    (run,) = read_sweep(tmp_path / "s.yaml", {"training": {"lr": 0.5}}).runs()
+    (run,) = make_sweep(read_settings(tmp_path / "s.yaml", {"training": {"lr": 0.5}})).runs()
     assert isinstance(run.source, Training)
     assert (run.source.iterations, run.source.size, run.source.lr) == (20, 24, 0.5)
 

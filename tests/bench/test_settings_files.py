@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from toy_settings import one
 
-from trueup.bench.settings import make_sweep, read_sweep
+from trueup.bench.settings import make_sweep, read_settings
 from trueup.data.datasets import open_dataset
 from trueup.source.recipe import GivenModel, Training
 
@@ -19,7 +19,7 @@ def test_yaml_reads_small_numbers(tmp_path: Path) -> None:
         "target: hand\nseed: [0, 1]\ntraining: {lr: 1e-3, iterations: 20}\n"
         "method:\n  - source\n  - tsd: {lr: 1e-5, per_class: none}\n  - t3a: {per_class: ~}\n"
     )
-    found = read_sweep(file, {"seed": 1}).runs()
+    found = make_sweep(read_settings(file, {"seed": 1})).runs()
     assert [run.method for run in found] == ["source", "tsd", "t3a"]
     assert {run.seed for run in found} == {1}
     assert (found[1].hyper["lr"], found[1].hyper["per_class"], found[2].hyper["per_class"]) == (1e-5, None, None)
@@ -38,7 +38,7 @@ def test_augment_none_can_be_said() -> None:
 def test_stream_options_may_be_small_numbers(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text("target: hand\nseed: 0\nmethod: bn\nstream: dirichlet\nstream_options: {concentration: 1e-2}\n")
-    (run,) = read_sweep(file, {}).runs()
+    (run,) = make_sweep(read_settings(file, {})).runs()
     assert run.stream_options == {"concentration": 0.01}
 
 
@@ -46,12 +46,12 @@ def test_stream_options_may_be_small_numbers(tmp_path: Path) -> None:
 def test_file_without_settings_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"mine\.yaml (must hold settings|cannot be read)"):
-        read_sweep(tmp_path / "mine.yaml", {})
+        make_sweep(read_settings(tmp_path / "mine.yaml", {}))
 
 
 def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.yaml cannot be read"):
-        read_sweep(tmp_path / "gone.yaml", {})
+        make_sweep(read_settings(tmp_path / "gone.yaml", {}))
 
 
 # Files of weights

@@ -7,14 +7,12 @@ from typing import Any
 import pytest
 from toy_settings import folder
 
-from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, read_settings
+from trueup.bench.settings import MASK_METHODS, PAPER_METHODS, Run, make_sweep, read_settings, validate_settings
 from trueup.bench.stress import (
-    DESCRIPTIONS,
     SCENARIOS,
     SMALL,
     Stress,
     label_of,
-    make_stress,
     scenario_of,
     with_next_domain,
 )
@@ -26,7 +24,7 @@ ONE: dict[str, Any] = {"target": "hand", "seed": 0, "method": ["source", "tsd"]}
 
 
 def stress(**values: Any) -> Stress:
-    return make_stress(values)
+    return validate_settings(Stress, values)
 
 
 def of(runs: list[Run]) -> dict[str, list[Run]]:
@@ -42,7 +40,7 @@ def of(runs: list[Run]) -> dict[str, list[Run]]:
 
 def test_every_scenario_is_told_by_its_runs() -> None:
     found = of(stress(**ONE).runs())
-    assert list(found) == list(SCENARIOS) == list(DESCRIPTIONS)
+    assert list(found) == list(SCENARIOS)
     assert {len(runs) for runs in found.values()} == {2}
     for name in SCENARIOS:
         assert list(of(stress(**ONE, scenario=name).runs())) == [name]
@@ -123,7 +121,7 @@ def test_methods_of_a_scenario_share_a_runner(tmp_path: Path) -> None:
 
 def test_a_file_of_settings(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("scenario: [nan, ood-10]\nmethod: [tent]\nquick: true\nseed: 3\n")
-    runs = make_stress(read_settings(tmp_path / "s.yaml", {"target": ["neon"]})).runs()
+    runs = stress(**read_settings(tmp_path / "s.yaml", {"target": ["neon"]})).runs()
     assert list(of(runs)) == ["nan", "ood-10"]
     assert {(run.target, run.seed) for run in runs} == {("neon", 3)}
 

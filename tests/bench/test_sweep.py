@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from toy_jobs import reproducible_part, run_sweep
 
 import trueup.core.registry as registry
-from trueup.bench.records import FILE, read_records, reproducible_part
+from trueup.bench.records import FILE, read_records
 from trueup.bench.settings import make_sweep
-from trueup.bench.sweep import Plan, plan, run, run_sweep, sort_records
+from trueup.bench.sweep import Plan, plan, run, sort_records
 from trueup.data.pictures import UnknownRangeError
 from trueup.report.traces import Traces
 from trueup.source.checkpoints import Store
@@ -35,9 +36,9 @@ SMALL: dict[str, Any] = {
 PROGRAM = """
 import json, sys
 from trueup.bench.settings import make_sweep
-from trueup.bench.sweep import run_sweep
+from trueup.bench.sweep import plan, run_plan
 if __name__ == "__main__":
-    run_sweep(make_sweep(json.loads(sys.argv[1])), sys.argv[2], workers=2)
+    run_plan(plan(make_sweep(json.loads(sys.argv[1])), sys.argv[2]), workers=2)
 """
 
 

@@ -1,4 +1,4 @@
-"""A small dataset, runs on it, and a store with their model."""
+"""A small dataset, runs on it, a store with their model, and sweeps."""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from toy_streams import domain
 
-from trueup.bench.settings import Run
+from trueup.bench.records import Record
+from trueup.bench.settings import Run, Sweep
+from trueup.bench.sweep import SweepSummary, plan, run_plan
 from trueup.core.registry import make_method
 from trueup.data.datasets import Dataset
 from trueup.source.checkpoints import Store
@@ -36,3 +38,15 @@ def stored(folder: Path, run: Run, dataset: Dataset) -> Store:
         torch.manual_seed(run.seed)
         store.save(recipe, build_network("digits-net", 6, size=16), {})
     return store
+
+
+def run_sweep(
+    sweep: Sweep, folder: Path, *, workers: int, checkpoints: Path | None = None, **more: Any
+) -> SweepSummary:
+    """Run what is missing of a sweep, record it in the folder, and return all records, old and new."""
+    return run_plan(plan(sweep, folder, checkpoints=checkpoints), workers=workers, **more)
+
+
+def reproducible_part(record: Record) -> Record:
+    """Return a record without what differs from run to run: time and memory."""
+    return {key: value for key, value in record.items() if key not in ("cost", "finished")}

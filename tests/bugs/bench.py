@@ -61,8 +61,8 @@ ROWS = [
     (
         "masks: slices that were not shown count",
         "MaskScorer.take",
-        "self.seen[key].shown[z] = True",
-        "self.seen[key].shown[:] = True",
+        "self.shown[key][z] = True",
+        "self.shown[key][:] = True",
         "test_mask_scorer test_mask_streams",
     ),
     (
@@ -75,8 +75,8 @@ ROWS = [
     (
         "masks: voxels are cubes",
         "MaskScorer.results",
-        "measure_masks(seen.found, truth, volume.spacing)",
-        "measure_masks(seen.found, truth, (1.0, 1.0, 1.0))",
+        "measure_masks(found, truth, volume.spacing)",
+        "measure_masks(found, truth, (1.0, 1.0, 1.0))",
         "test_mask_scorer test_mask_streams",
     ),
     (

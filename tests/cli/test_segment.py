@@ -169,7 +169,7 @@ def test_what_does_not_go_together_is_refused(scans: Path, tmp_path: Path) -> No
 
 def test_a_network_of_ones_own_runs_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("my_segmenter.py").write_text("from trueup.source.segmenters import SmallUNet as net\n")
+    Path("my_segmenter.py").write_text("from trueup.source.architectures import SmallUNet as net\n")
     training = Training(size=32, normalize="half", augment="none")
     recipe = Recipe(dataset="cardiac", sources=("a",), classes=4, network="my_segmenter:net", training=training)
     theirs = build_network("small-unet", 4)

@@ -149,6 +149,7 @@ def test_links_back_up_are_not_followed(tmp_path: Path) -> None:
 def test_several_volumes_in_a_file_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "in").mkdir()
     nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 2, 3), dtype=np.int16), np.eye(4)), tmp_path / "in/cine.nii.gz")
-    (image,), _ = folder_images.find_images(tmp_path / "in", tmp_path / "out", ("",))
-    image.read(None)
+    found, _ = folder_images.find_images(tmp_path / "in", tmp_path / "out", ("",))
+    ((image,),) = folder_images.read_batches(found, lambda image: image.read(None), 1, {})
+    assert image.content.image.shape[0] == 2
     assert "cine.nii.gz holds 3 volumes; the first is segmented" in caplog.text

@@ -5,7 +5,7 @@ import pytest
 import scans
 
 from trueup.data.domains import ArrayDomain, Labels
-from trueup.source.holdout import split_holdout
+from trueup.source.tasks import split_holdout
 
 
 def labelled(counts: list[int], name: str = "amber") -> ArrayDomain:

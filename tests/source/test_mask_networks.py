@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import trueup
 from trueup.model.calls import as_logits
-from trueup.source.networks import build_network, check_network, network_code
-from trueup.source.segmenters import SmallUNet, check_smp
+from trueup.source.architectures import SmallUNet
+from trueup.source.networks import build_network, check_smp, find_network, network_code
 
 torchvision_segmenters = torchvision.models.segmentation
 
@@ -111,7 +111,7 @@ def test_encoder_may_be_left_out() -> None:
     ],
 )
 def test_unknown_names_of_smp_are_refused_before_anything_is_built(name: str, said: str) -> None:
-    for ask in (check_network, lambda n: build_network(n, 3)):
+    for ask in (find_network, lambda n: build_network(n, 3)):
         with pytest.raises(ValueError, match=re.escape(f"{name!r}: segmentation_models_pytorch has {said}")):
             ask(name)
 
@@ -175,9 +175,9 @@ def test_backbone_alone_has_imagenet_weights(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_misspelt_segmenter_of_torchvision_finds_its_name() -> None:
     with pytest.raises(ValueError, match="no network is called 'deeplabv3_resnet5'; did you mean 'deeplabv3_resnet50'"):
-        check_network("deeplabv3_resnet5")
+        find_network("deeplabv3_resnet5")
     with pytest.raises(ValueError, match=r"no network is called 'small-net'; did you mean 'small-unet'.*smp:ARCH"):
-        check_network("small-net")
+        find_network("small-net")
 
 
 # Heads

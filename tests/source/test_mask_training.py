@@ -20,9 +20,9 @@ from trueup.bench.sweep import run
 from trueup.core import files
 from trueup.data.datasets import Dataset
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split_holdout
 from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
+from trueup.source.tasks import split_holdout
 from trueup.source.train import train
 
 SOURCES = ("amber", "blue")

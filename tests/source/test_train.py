@@ -32,8 +32,8 @@ import trueup.source.tasks as tasks
 import trueup.source.train as training
 from trueup.data.domains import ArrayDomain, Domain, Image
 from trueup.source.checkpoints import Store, digest_of_file
-from trueup.source.holdout import split_holdout
-from trueup.source.train import refresh_statistics, train
+from trueup.source.tasks import split_holdout
+from trueup.source.train import train
 
 # The finished file
 
@@ -364,7 +364,7 @@ def test_refreshed_statistics_by_hand() -> None:
     layer = nn.BatchNorm1d(1, momentum=0.3)
     layer.running_mean.fill_(100.0)
     model = nn.Sequential(layer)
-    refresh_statistics(model, iter([torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])]))
+    training.update_bn(iter([torch.tensor([[1.0], [3.0]]), torch.tensor([[4.0], [8.0]])]), model)
     assert layer.running_mean.item() == pytest.approx(4.0)
     assert layer.running_var.item() == pytest.approx(5.0)
     assert layer.num_batches_tracked.item() == 2
@@ -377,4 +377,4 @@ def test_a_network_without_batchnorm_reads_no_batch_for_it() -> None:
         raise AssertionError
         yield
 
-    refresh_statistics(nn.Linear(2, 2), never())
+    training.update_bn(never(), nn.Linear(2, 2))

@@ -27,7 +27,7 @@ import trueup.source.train as training
 from trueup.data.datasets import Dataset
 from trueup.data.domains import ArrayDomain, BrokenImageError, Domain, Image
 from trueup.source.checkpoints import Store
-from trueup.source.holdout import split_holdout
+from trueup.source.tasks import split_holdout
 from trueup.source.train import train
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 
-from trueup.bench.grids import search_grid
+from trueup.bench.hparam_search import search_grid
 from trueup.bench.settings import Run
 from trueup.core.method import GradientMethod
 from trueup.core.registry import get_method
@@ -26,17 +26,12 @@ CLEAN = 50_000  # training images of CIFAR
 SLICES = 10  # per volume, roughly
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Seconds per image of a network: forward, and forward and backward."""
-
-    forward: float
-    both: float
-
-
 @cache
-def measure_pace(network: str, size: int, device: str) -> Pace:
-    """Time a network with random weights: two warm-up passes, then the faster of two."""
+def measure_pace(network: str, size: int, device: str) -> tuple[float, float]:
+    """Return the seconds per image of a network with random weights: forward, and forward and backward.
+
+    After two warm-up passes, the faster of two is taken.
+    """
     count = max(4, min(64, PIXELS // size**2))
     model = build_network(network, OUTPUTS, size=size).to(device).train()
     x = torch.randn(count, 3, size, size, device=device)
@@ -53,31 +48,24 @@ def measure_pace(network: str, size: int, device: str) -> Pace:
                 float(logits.detach().float().mean())  # waits for the device
             times.append(time.perf_counter() - start)
         seconds.append(min(times[2:]) / count)
-    return Pace(*seconds)
+    return seconds[0], seconds[1]
 
 
 def count_images(dataset: Dataset, domain: str) -> int:
     """Return how many images a domain has; from its dataset card if there are no files."""
-    name = domain.partition(":")[0].partition("-")[0] if dataset.clean else domain.partition(":")[0]
-    try:
-        return len(dataset.domain(domain).labels) or _on_card(dataset, name)
-    except ValueError:
-        return _on_card(dataset, name)
-
-
-def _on_card(dataset: Dataset, name: str) -> int:
-    card = get_card(dataset.name)
+    with suppress(ValueError):
+        if count := len(dataset.domain(domain).labels):
+            return count
+    card, name = get_card(dataset.name), domain.partition(":")[0]
     if card.kind == "corruptions":
-        if name == dataset.clean:
-            return CLEAN
-        return card.domains[name] // SEVERITIES
+        return CLEAN if name == dataset.clean else card.domains[name.partition("-")[0]] // SEVERITIES
     return card.domains[name] * (SLICES if card.kind == "masks" and card.name != "fundus" else 1)
 
 
 def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
     """Estimate the network's time for a run, including its hyper-parameter search."""
-    speed = measure_pace(run.network, run.source.size, device)
-    each = speed.both if issubclass(get_method(run.method, dataset.task), GradientMethod) else speed.forward
+    forward, both = measure_pace(run.network, run.source.size, device)
+    each = both if issubclass(get_method(run.method, dataset.task), GradientMethod) else forward
     count = sum(count_images(dataset, target) for target in run.targets)
     seconds = min(count, run.limit or count) * run.repeat * each
     if run.select == "default" or isinstance(run.source, GivenModel):
@@ -92,11 +80,11 @@ def seconds_of_run(run: Run, dataset: Dataset, device: str = "cpu") -> float:
 def seconds_of_training(recipe: Recipe, dataset: Dataset, device: str = "cpu") -> float:
     """Estimate the network's time for training a source model, including validation."""
     training = recipe.training
-    speed = measure_pace(recipe.network, training.size, device)
+    forward, both = measure_pace(recipe.network, training.size, device)
     held = sum(count_images(dataset, name) for name in recipe.sources) * training.holdout
     validations = max(0, training.iterations - training.first) // training.every + 1 if training.iterations else 0
     seen = training.iterations * training.batch * len(recipe.sources)
-    return seen * speed.both + validations * held * speed.forward
+    return seen * both + validations * held * forward
 
 
 def format_duration(seconds: float) -> str:

@@ -110,8 +110,7 @@ class FeatureRecorder:
     """Recorder of features behind an adapter's answers, for images spread evenly over a stream of `total`."""
 
     total: int
-    batch: list[Tensor] = field(default_factory=list)
-    """Features of the current batch."""
+    batch: list[Tensor] = field(default_factory=list)  # features of the current batch
     kept: list[Floats] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     seen: int = 0

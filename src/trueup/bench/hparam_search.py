@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from trueup.bench.grids import search_grid
 from trueup.bench.stream_runner import StreamRunner
 from trueup.core.registry import make_method
 
+LR = (1e-3, 1e-4, 1e-5, 1e-6)
+COARSE = (0.1, 1e-2, 1e-3, 1e-4)  # for SGD, whose steps scale with the gradient
+BEYOND = ("tent-clf", "pl-clf", "tent-prebn", "shot", "roid", "note", "rotta", "cotta", "tast", "tast-bn")
+PER_CLASS = (1, 5, 20, 50, 100, None)
+GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "tsd": {"lr": LR, "per_class": PER_CLASS},
+    "t3a": {"per_class": PER_CLASS},
+    "lame": {"affinity": ("knn", "rbf", "linear"), "neighbors": (1, 3, 5)},  # "linear" has no neighbors: tried once
+    **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
+    **{name: {"lr": LR} for name in BEYOND},
+    **{name: {"lr": COARSE} for name in ("rdumb", "sar", "deyo", "memo", "adacontrast")},
+}
+"""The paper's grids; a grid of learning rates for methods without one."""
+MASK_GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "tsd": {"lr": LR, "alignment": (0.1, 1.0)},
+    **{name: {"lr": LR} for name in ("tent", "pl", "shot-im", "eta", "eata")},
+}
+"""Grids for masks, for which the paper gives none: learning rates, and TSD's alignment weight."""
 
-@dataclass(frozen=True)
-class Choice:
-    """The result of a search: the best values, and the score of every candidate."""
 
-    chosen: dict[str, Any]
-    search: list[dict[str, Any]]
+def search_grid(method: str, fixed: Mapping[str, Any], task: str = "classification") -> list[dict[str, Any]]:
+    """Return the combinations to try, smallest learning rate first; given values stay fixed."""
+    grids = GRIDS if task == "classification" else MASK_GRIDS
+    axes = {key: values for key, values in grids.get(method, {}).items() if key not in fixed}
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    first = grids.get(method, {}).get("neighbors", (None,))[0]
+    combinations = [c for c in combinations if c.get("affinity") != "linear" or c.get("neighbors", first) == first]
+    return sorted(combinations, key=lambda c: c.get("lr", 0.0)) if axes else []
 
 
 def search_hyper(
@@ -27,8 +47,11 @@ def search_hyper(
     runners: Sequence[StreamRunner],
     tick: Callable[[], None] = lambda: None,
     task: str = "classification",
-) -> Choice:
-    """Run every candidate on every stream and choose the best mean accuracy (Dice for masks); ties: smaller lr."""
+) -> dict[str, Any]:
+    """Run every candidate on every stream and choose the best mean accuracy (Dice for masks); ties: smaller lr.
+
+    Returns the values as "chosen", and the score of every candidate as "search".
+    """
     search: list[dict[str, Any]] = []
     score = "accuracy" if task == "classification" else "dice"
     for candidate in search_grid(method, fixed, task):
@@ -44,4 +67,4 @@ def search_hyper(
     if all("error" in candidate for candidate in search):
         raise ValueError(f"every candidate failed: {search[0]['error']}")
     best = max(search, key=lambda s: s[score])  # the first of equals; candidates are sorted by lr
-    return Choice({key: value for key, value in best.items() if key not in (score, "error")}, search)
+    return {"chosen": {key: value for key, value in best.items() if key not in (score, "error")}, "search": search}

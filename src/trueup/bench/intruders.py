@@ -75,12 +75,10 @@ class Intruders:
     """The batches of a stream with intruders, whose index is -1; determined by the seed."""
 
     disturbance: Disturbance
-    model: nn.Module
-    """The frozen source model, which an attacker knows."""
+    model: nn.Module  # the frozen source model, which an attacker knows
     loader: Loader
     stream: list[Indices]
-    batch: int
-    """Rows per batch, intruders included."""
+    batch: int  # rows per batch, intruders included
     seed: int = 0
     device: str = "cpu"
     kept: dict[int, Tensor] = field(default_factory=dict)
@@ -160,11 +158,10 @@ def _with_nan(x: Tensor, rng: np.random.Generator) -> Tensor:
     return row
 
 
-def _much_too_bright(x: Tensor, rng: np.random.Generator) -> Tensor:
-    return HUGE * x[[rng.integers(len(x))]]
-
-
-SPOILT: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {"nan": _with_nan, "huge": _much_too_bright}
+SPOILT: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {
+    "nan": _with_nan,
+    "huge": lambda x, rng: HUGE * x[[rng.integers(len(x))]],
+}
 
 
 # Images of no class
@@ -222,7 +219,9 @@ def craft_attack(model: nn.Module, x: Tensor, count: int, rng: np.random.Generat
     with torch.no_grad():
         clean, own = _logits(model, x), _logits(model, start).argmax(dim=1)
     turn = torch.from_numpy(rng.integers(1, max(2, clean.shape[1]), size=count)).to(x.device)
-    wrong, mates = (own + turn) % clean.shape[1], x if _shares_statistics(model) else x[:0]
+    wrong = (own + turn) % clean.shape[1]
+    shared = any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())
+    mates = x if shared else x[:0]
     rows = start.clone()
     for _ in range(STEPS):
         rows.requires_grad_(True)
@@ -239,7 +238,3 @@ def craft_attack(model: nn.Module, x: Tensor, count: int, rng: np.random.Generat
 
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
     return as_logits(call_model(model, x), None, rows=len(x))
-
-
-def _shares_statistics(model: nn.Module) -> bool:
-    return any(isinstance(m, _BatchNorm) and m.running_mean is not None for m in model.modules())

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ from trueup.data.loading import ConcatDomains, Loader
 from trueup.data.pictures import Reading
 from trueup.data.streams import batches
 from trueup.source.checkpoints import Store, load_model
-from trueup.source.holdout import split_holdout
 from trueup.source.recipe import GivenModel, Recipe, Training
+from trueup.source.tasks import split_holdout
 from trueup.source.train import train
 
 Send = Callable[[str, Any], None]  # "progress" (done, of), "run" id, "record" Record
@@ -44,12 +44,10 @@ class Paths:
 
     checkpoints: Path
     root: str | None = None
-    file: str | None = None
-    """The file of the weights, or of the trained model."""
+    file: str | None = None  # the file of the weights, or of the trained model
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
-    traces: Path | None = None
-    """The folder for the answers to each image; None keeps none."""
+    traces: Path | None = None  # the folder for the answers to each image; None keeps none
 
 
 @dataclass(frozen=True)
@@ -58,16 +56,9 @@ class Job:
 
     paths: Paths
     recipe: Recipe | None
+    dataset: str
+    reading: Reading  # how picture files are read
     runs: tuple[Run, ...] = ()
-    dataset: str = field(kw_only=True)
-
-    @property
-    def reading(self) -> Reading:
-        """Return how picture files are read."""
-        if self.runs:
-            return self.runs[0].source.reading
-        assert self.recipe is not None
-        return self.recipe.training.reading
 
     @property
     def title(self) -> str:
@@ -125,12 +116,11 @@ def evaluate(
     """Run one method on its stream and return the record."""
     # With a guard the frozen source answers the good rows of a batch that also has bad ones.
     runner = replace(runner, guard=run.guard or (run.method == "source" and bool(run.disturb)))
-    hyper, extra = dict(run.hyper), {}
+    hyper, extra = dict(run.hyper), dict[str, Any]()
     if run.select != "default":
         runners = [runner] if run.select == "oracle" else list(holdout_runners(run, runner, dataset))
-        choice = search_hyper(run.method, hyper, runners, lambda: progress(0, len(runner.stream)), dataset.task)
-        hyper |= choice.chosen
-        extra = {"chosen": choice.chosen, "search": choice.search}
+        extra = search_hyper(run.method, hyper, runners, lambda: progress(0, len(runner.stream)), dataset.task)
+        hyper |= extra["chosen"]
     result = runner.run(make_method(run.method, hyper, dataset.task), progress)
     if paths.traces is not None:
         extra["trace"] = write_trace(paths.traces, run.digest(), result.trace)
@@ -227,5 +217,4 @@ def source_images(run: Run, dataset: Dataset) -> Iterator[Tensor]:
         training, _ = split_holdout(domain, holdout, run.seed)
         few = np.random.default_rng(run.seed).permutation(training)[:most]
         loader = Loader(ConcatDomains([domain]), run.source.size, run.source.channels)
-        for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))):
-            yield x
+        yield from (x for x, _ in loader.batches(list(batches(few, run.batch if dataset.structures else 64))))

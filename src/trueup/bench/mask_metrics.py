@@ -41,20 +41,24 @@ def surface_distances(prediction: Region, truth: Region, spacing: Sequence[float
     return _from_to(first, second, spacing), _from_to(second, first, spacing)
 
 
-def hd95(prediction: Region, truth: Region, spacing: Sequence[float]) -> float:
-    """Return the 95th percentile of the Hausdorff distance; nan if either mask is empty.
+def hd95(there: Distances, back: Distances) -> float:
+    """Return the 95th percentile of the Hausdorff distance from surface distances; nan if either mask is empty.
 
     It is the larger percentile of the two directions, as in monai; medpy takes the percentile of both together.
     """
-    return _hd95(*surface_distances(prediction, truth, spacing))
+    if not (there.size and back.size):
+        return math.nan
+    return float(max(np.percentile(there, 95), np.percentile(back, 95)))
 
 
-def assd(prediction: Region, truth: Region, spacing: Sequence[float]) -> float:
-    """Return the average symmetric surface distance; nan if either mask is empty.
+def assd(there: Distances, back: Distances) -> float:
+    """Return the average symmetric surface distance from surface distances; nan if either mask is empty.
 
     It is the mean over both directions together, as in monai; medpy takes the mean of the two means.
     """
-    return _assd(*surface_distances(prediction, truth, spacing))
+    if not (there.size and back.size):
+        return math.nan
+    return float(np.concatenate([there, back]).mean())
 
 
 def vcdr(disc: Region, cup: Region) -> float:
@@ -89,7 +93,7 @@ def measure_masks(
             distances = surface_distances(prediction[0], truth[0], spacing[1:])
         else:
             distances = surface_distances(prediction, truth, spacing)
-        values = (dice_coefficient(prediction, truth), _hd95(*distances), _assd(*distances))
+        values = (dice_coefficient(prediction, truth), hd95(*distances), assd(*distances))
         result[name] = {key: None if math.isnan(v) else v for key, v in zip(MEASURES, values, strict=True)}
     return result
 
@@ -124,18 +128,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(defined) if defined else None
 
 
-def _hd95(there: Distances, back: Distances) -> float:
-    if not (there.size and back.size):
-        return math.nan
-    return float(max(np.percentile(there, 95), np.percentile(back, 95)))
-
-
-def _assd(there: Distances, back: Distances) -> float:
-    if not (there.size and back.size):
-        return math.nan
-    return float(np.concatenate([there, back]).mean())
-
-
 def _surface(region: Region) -> Region:
     """Return the elements with a neighbour outside; beyond the array is outside."""
     return np.asarray(region & ~ndimage.binary_erosion(region))
@@ -150,14 +142,13 @@ def _from_to(here: Region, other: Region, spacing: Sequence[float]) -> Distances
 
 def _box(region: Region) -> tuple[slice, ...]:
     """Return the bounding box of a region."""
-    axes = range(region.ndim)
-    spans = [np.flatnonzero(region.any(axis=tuple(a for a in axes if a != axis))) for axis in axes]
-    return tuple(slice(span[0], span[-1] + 1) if span.size else slice(0) for span in spans)
+    boxes: list[tuple[slice, ...]] = ndimage.find_objects(region.astype(np.uint8))
+    return boxes[0] if boxes else (slice(0, 0),) * region.ndim
 
 
 def _height(region: Region) -> int:
     rows = _box(region)[0]
-    return int(rows.stop - (rows.start or 0))
+    return int(rows.stop - rows.start)
 
 
 def _check(prediction: Region, truth: Region, spacing: Sequence[float] | None = None) -> None:

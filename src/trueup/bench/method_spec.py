@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, get_args, get_type_hints
 
 from trueup.core.presets import with_preset
@@ -23,12 +24,9 @@ def parse_numbers(values: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, str):
-        for kind in (int, float):
-            try:
-                return kind(value)
-            except ValueError:
-                continue
+    for kind in (int, float) if isinstance(value, str) else ():
+        with suppress(ValueError):
+            return kind(value)
     return value
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +20,10 @@ class Entry(NamedTuple):
 
     paper: float | None = None
     deviation: float | None = None
-    runs: tuple[tuple[int, str], ...] = ()
-    """Seed and id of each run."""
+    runs: tuple[tuple[int, str], ...] = ()  # seed and id of each run
     metric: str = "accuracy"
-    parts: tuple[str, ...] = ()
-    """The columns that an average is taken over."""
-    counted: float | None = None
-    """The number itself, for a cell without runs."""
-
-
-UNSTEADY = ("cost", "finished")  # differ between two runs of the same settings
+    parts: tuple[str, ...] = ()  # the columns that an average is taken over
+    counted: float | None = None  # the number itself, for a cell without runs
 
 
 def read_records(path: str | Path) -> list[Record]:
@@ -48,13 +42,11 @@ def read_records(path: str | Path) -> list[Record]:
 
 
 def _parse(line: bytes) -> Record | None:
-    try:
+    with suppress(ValueError, RecursionError):
         record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("settings"), dict):
-        return None
-    return record if isinstance(record.get("id"), str) else None
+        if isinstance(record, dict) and isinstance(record.get("settings"), dict) and isinstance(record.get("id"), str):
+            return record
+    return None
 
 
 def finished_records(path: str | Path) -> dict[str, Record]:
@@ -63,14 +55,9 @@ def finished_records(path: str | Path) -> dict[str, Record]:
     return {r["id"]: r for r in read_records(path) if "results" in r} if path.exists() else {}
 
 
-def reproducible_part(record: Mapping[str, Any]) -> Record:
-    """Return a record without what differs from run to run: time and memory."""
-    return {key: value for key, value in record.items() if key not in UNSTEADY}
-
-
 @contextmanager
-def open_writer(path: str | Path) -> Iterator[Writer]:
-    """Open a records file for appending; one process at a time."""
+def open_writer(path: str | Path) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Open a records file, for one process at a time; yields a function that adds a record, safely on disk."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     busy = f"another sweep is writing to {path}; wait for it, or choose another folder"
@@ -80,17 +67,10 @@ def open_writer(path: str | Path) -> Iterator[Writer]:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")  # a line cut short by a kill stays on its own
-        yield Writer(file)
 
+        def add(record: Mapping[str, Any]) -> None:
+            file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
-class Writer:
-    """An appender of records, each safely on disk before the next."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Append one record."""
-        self.file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        yield add

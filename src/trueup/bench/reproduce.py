@@ -115,11 +115,19 @@ class Reproduction(Sweep):
         return AS_STORED
 
     def open(self, dataset: str, reading: Reading | None = None) -> Dataset:
-        """Open a dataset of the recipe; a missing one from its card."""
+        """Open a dataset of the recipe; a missing one from its card. Refuse one that lacks targets or classes."""
         root = self.root_of(dataset)
         if root is None and (self.unread or self.small):
             return dataset_from_card(dataset)  # an embedded dataset is opened itself
-        return require_complete(open_dataset(dataset, root, reading or AS_STORED))
+        found, expected = open_dataset(dataset, root, reading or AS_STORED), dataset_from_card(dataset)
+        missing = [target for target in expected.targets if target not in found.targets]
+        if missing or len(found.classes) != len(expected.classes):
+            lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(found.classes)} classes"
+            raise ValueError(
+                f"this {dataset} {lacks}, so its numbers cannot be compared with the paper's; "
+                f"`trueup data check {dataset} --root DIR` lists what is missing"
+            )
+        return found
 
     def datasets(self) -> list[str]:
         """Return the names of all datasets that the recipe needs."""
@@ -192,19 +200,6 @@ class Reproduction(Sweep):
         return counts
 
 
-def require_complete(dataset: Dataset) -> Dataset:
-    """Return a dataset on disk; refuse it if it lacks targets or classes of the paper's."""
-    expected = dataset_from_card(dataset.name)
-    missing = [target for target in expected.targets if target not in dataset.targets]
-    if missing or len(dataset.classes) != len(expected.classes):
-        lacks = f"lacks {', '.join(missing)}" if missing else f"has {len(dataset.classes)} classes"
-        raise ValueError(
-            f"this {dataset.name} {lacks}, so its numbers cannot be compared with the paper's; "
-            f"`trueup data check {dataset.name} --root DIR` lists what is missing"
-        )
-    return dataset
-
-
 def merge_settings(*parts: Mapping[str, Any], small: bool, given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the settings of a cell; a small reproduction replaces its dataset and network."""
     values: dict[str, Any] = {}
@@ -222,9 +217,8 @@ def _small(values: Mapping[str, Any]) -> dict[str, Any]:
     stand_in = STAND_INS[name]
     small = {**values, **SMALL, "dataset": stand_in}
     if "target" in values:
-        small["target"] = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)[
-            values["target"]
-        ]
+        targets = _in_turn(list(dataset_from_card(name).targets), open_dataset(stand_in).targets)
+        small["target"] = targets[values["target"]]
     elif stand_in == DIGITS_C:
         small["target"] = list(FEW)
     if "network" in values:
@@ -248,14 +242,10 @@ def make_reproduction(
     unread: bool = False,
 ) -> Reproduction:
     """Make the reproduction of a recipe; `data` holds a folder for each dataset."""
-    get_recipe(name)
-    wanted = validate_settings(
-        Reproduction, {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread}
-    )
-    names = wanted.datasets()
-    roots = (
-        {} if small or data is None else {n: str(found) for n in names if (found := find_dataset_folder(n, Path(data)))}
-    )
+    settings = {"recipe": name, "small": small, "given": dict(given or {}), "unread": unread}
+    wanted = validate_settings(Reproduction, settings)
+    names, folder = wanted.datasets(), None if small or data is None else Path(data)
+    roots = {n: str(found) for n in names if folder and (found := find_dataset_folder(n, folder))}
     missing = [n for n in names if n not in roots]
     if missing and not small and not unread:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""Scorers, which compare answers with labels: one class per image, or masks at the resolution on disk."""
+"""Metrics of classification, and scorers: they compare classes with labels, or masks at the resolution on disk."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,16 +13,54 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trueup.bench.class_metrics import accuracy, measure_classes
-from trueup.bench.mask_metrics import dice_coefficient, summarize_cases, vcdr
-from trueup.bench.mask_metrics import measure_masks as measure_masks
+from trueup.bench.mask_metrics import dice_coefficient, measure_masks, summarize_cases, vcdr
 from trueup.data.loading import ConcatDomains
 from trueup.data.slices import SliceDomain, Volume, class_mask, label_masks
 
 Indices = NDArray[np.int64]
 Structures = Mapping[str, tuple[int, ...]]
 Regions = Mapping[str, NDArray[np.bool_]]
+Probs = NDArray[np.float64]
+Pixels = NDArray[np.uint8]
 EXAMPLES, SIDE = 3, 256  # images kept as examples, and the most pixels of a side
+
+
+def accuracy(probs: Probs, labels: Indices) -> float:
+    """Return the share of correct predictions."""
+    return float(np.mean(probs.argmax(axis=1) == labels))
+
+
+def per_class(probs: Probs, labels: Indices, classes: int) -> list[float | None]:
+    """Return the accuracy of each class; None for a class without images."""
+    right = probs.argmax(axis=1) == labels
+    return [float(right[labels == k].mean()) if (labels == k).any() else None for k in range(classes)]
+
+
+def calibration_error(probs: Probs, labels: Indices, bins: int = 15) -> float:
+    """Return the expected calibration error: |accuracy - confidence| in equal-width bins, weighted by size."""
+    confidence, right = probs.max(axis=1), probs.argmax(axis=1) == labels
+    which = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = [abs(float(right[which == b].sum()) - float(confidence[which == b].sum())) for b in range(bins)]
+    return sum(gaps) / len(labels)
+
+
+def negative_log_likelihood(probs: Probs, labels: Indices) -> float:
+    """Return the mean of -log p of the true class; p is clipped at 1e-12."""
+    return float(-np.log(np.clip(probs[np.arange(len(labels)), labels], 1e-12, None)).mean())
+
+
+def measure_classes(probs: Probs, labels: Indices) -> dict[str, Any]:
+    """Return all metrics of a run."""
+    each = per_class(probs, labels, probs.shape[1])
+    defined = [value for value in each if value is not None]
+    return {
+        "accuracy": accuracy(probs, labels),
+        "macro": sum(defined) / len(defined),
+        "per_class": each,
+        "ece": calibration_error(probs, labels),
+        "nll": negative_log_likelihood(probs, labels),
+        "images": len(labels),
+    }
 
 
 @dataclass
@@ -29,7 +68,7 @@ class ClassScorer:
     """A scorer of class probabilities."""
 
     data: ConcatDomains
-    probs: list[NDArray[np.float64]] = field(default_factory=list)
+    probs: list[Probs] = field(default_factory=list)
     indices: list[Indices] = field(default_factory=list)
 
     def take(self, logits: Tensor, indices: Indices) -> None:
@@ -75,34 +114,20 @@ def _positions(data: ConcatDomains, batches: Sequence[Indices]) -> dict[str, NDA
 
 
 @dataclass
-class _Case:
-    """The predicted mask of each structure of a case so far, and the slices that were shown."""
-
-    found: dict[str, NDArray[np.bool_]]
-    shown: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class _Example:
-    """An image with its true and predicted structures."""
-
-    name: str
-    image: NDArray[np.uint8]
-    truth: Regions
-    found: Regions
-
-
-@dataclass
 class MaskScorer:
     """A scorer of masks, case by case, at the resolution of the image on disk."""
 
     data: ConcatDomains
     structures: Structures
     multilabel: bool = False
-    seen: dict[tuple[int, int], _Case] = field(default_factory=dict)
+    found: dict[tuple[int, int], dict[str, NDArray[np.bool_]]] = field(default_factory=dict)
+    """The predicted mask of each structure so far, by the number of the domain and of the case."""
+    shown: dict[tuple[int, int], NDArray[np.bool_]] = field(default_factory=dict)
+    """The slices of each case that were shown."""
     indices: list[Indices] = field(default_factory=list)
     dices: list[float] = field(default_factory=list)
-    last: list[_Example] = field(default_factory=list)
+    last: deque[tuple[str, Pixels, Pixels, Pixels]] = field(default_factory=lambda: deque(maxlen=EXAMPLES))
+    """The last images: name, image, and masks of truth and answer."""
 
     def take(self, logits: Tensor, indices: Indices) -> None:
         """Add the answers to a batch, each resized to its slice."""
@@ -116,40 +141,40 @@ class MaskScorer:
             number, z = domain.place(i)
             volume = domain.volume(number)
             key = int(numbers[index]), number
-            if key not in self.seen:
+            if key not in self.found:
                 shape = volume.image.shape[:3]
-                empty = {name: np.zeros(shape, dtype=np.bool_) for name in self.structures}
-                self.seen[key] = _Case(empty, np.zeros(shape[0], dtype=np.bool_))
-            self.seen[key].shown[z] = True
+                self.found[key] = {name: np.zeros(shape, dtype=np.bool_) for name in self.structures}
+                self.shown[key] = np.zeros(shape[0], dtype=np.bool_)
+            self.shown[key][z] = True
             found = regions(answer, volume, self.structures, multilabel=self.multilabel)
             for name, mask in found.items():
-                self.seen[key].found[name][z] = mask
+                self.found[key][name][z] = mask
             assert volume.mask is not None
             truth = {name: np.isin(volume.mask[z], part) for name, part in self.structures.items()}
             self.dices.append(mean_dice(found, truth))
-            self.last.append(_Example(domain.image_name(i), to_rgb(volume.image[z]), truth, found))
-            del self.last[:-EXAMPLES]
+            image = shrink(to_rgb(volume.image[z]))
+            self.last.append((domain.image_name(i), image, _layers(truth), _layers(found)))
 
     def results(self) -> dict[str, Any]:
         """Return Dice and distances: mean over cases, then over structures; also per case and domain."""
         cases: dict[str, dict[str, dict[str, float | None]]] = {}
         groups: dict[str, list[dict[str, dict[str, float | None]]]] = {}
         ratios: list[float] = []
-        for (d, number), seen in sorted(self.seen.items()):
-            domain = self.data.domains[d]
+        for d, number in sorted(self.found):
+            domain, found = self.data.domains[d], self.found[d, number]
             assert isinstance(domain, SliceDomain)
             volume = domain.volume(number)
             assert volume.mask is not None
             # Slices that were not shown count as empty in both, so that slices keep their distances.
-            shown = seen.shown[:, None, None]
+            shown = self.shown[d, number][:, None, None]
             truth = {name: np.isin(volume.mask, part) & shown for name, part in self.structures.items()}
-            case = measure_masks(seen.found, truth, volume.spacing)
+            case = measure_masks(found, truth, volume.spacing)
             name = domain.cases[number].name
             name = name if len(self.data.domains) == 1 else f"{domain.name}/{name}"
             cases[name if name not in cases else f"{name} ({number})"] = case  # two parts of a dataset may share a name
             groups.setdefault(domain.name, []).append(case)
             if {"disc", "cup"} <= truth.keys():
-                ratios.append(abs(_ratio(seen.found) - _ratio(truth)))
+                ratios.append(abs(_ratio(found) - _ratio(truth)))
         results: dict[str, Any] = {
             **summarize_cases(list(cases.values())),
             "images": sum(map(len, self.indices)),
@@ -165,28 +190,29 @@ class MaskScorer:
 
     def trace(self) -> dict[str, NDArray[Any]]:
         """Return the Dice of each image in stream order, and the last images with true and predicted masks."""
+        names, images, truths, answers = zip(*self.last, strict=True)
         return {
             **_positions(self.data, self.indices),
             "dice": np.array(self.dices, dtype=np.float32),
-            "examples": stack_padded([shrink(example.image) for example in self.last]),
-            "truth": np.moveaxis(stack_padded([_layers(example.truth) for example in self.last]), -1, 1),
-            "answer": np.moveaxis(stack_padded([_layers(example.found) for example in self.last]), -1, 1),
-            "example_names": np.array([example.name for example in self.last]),
+            "examples": stack_padded(images),
+            "truth": np.moveaxis(stack_padded(truths), -1, 1),
+            "answer": np.moveaxis(stack_padded(answers), -1, 1),
+            "example_names": np.array(names),
             "structures": np.array(list(self.structures)),
         }
 
 
-def _layers(masks: Regions) -> NDArray[np.uint8]:
+def _layers(masks: Regions) -> Pixels:
     return np.stack([shrink(mask.astype(np.uint8)) for mask in masks.values()], axis=-1)
 
 
-def shrink(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def shrink(image: Pixels) -> Pixels:
     """Subsample an image to at most SIDE pixels a side."""
     step = -(-max(image.shape[:2]) // SIDE)
     return image[::step, ::step]
 
 
-def stack_padded(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def stack_padded(images: Sequence[Pixels]) -> Pixels:
     """Stack images (H, W, C) of several sizes; smaller ones get a black margin."""
     height, width = (max(image.shape[i] for image in images) for i in (0, 1))
     stacked = np.zeros((len(images), height, width, images[0].shape[2]), dtype=np.uint8)
@@ -201,7 +227,7 @@ def mean_dice(found: Regions, truth: Regions) -> float:
     return float(np.mean(each)) if each else float("nan")
 
 
-def to_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def to_rgb(image: Pixels) -> Pixels:
     """Convert a grey or colour image (H, W, 1 or 3) to colour."""
     return np.repeat(image, 4 - image.shape[2], axis=2)[..., :3]
 

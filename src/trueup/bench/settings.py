@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_serializer
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from trueup.bench.grids import search_grid
+from trueup.bench.hparam_search import search_grid
 from trueup.bench.intruders import normalize_disturbance, parse_disturbance
 from trueup.bench.method_spec import Spec, as_list, cast_values, parse_numbers, read_specs, split_guard
 from trueup.core.registry import get_method, list_methods, make_method
@@ -22,8 +22,8 @@ from trueup.data.domains import parse_corruption
 from trueup.data.pictures import Reading
 from trueup.data.streams import order
 from trueup.source.checkpoints import describe_given, digest_of_file
-from trueup.source.networks import check_network, network_code
-from trueup.source.recipe import GivenModel, Recipe, Settings, Training, omit_defaults, training_for
+from trueup.source.networks import find_network, network_code
+from trueup.source.recipe import GivenModel, Recipe, Settings, Training, training_for
 from trueup.source.tasks import task_of
 
 PAPER_METHODS = ("source", "bn", "tent", "pl", "shot-im", "t3a", "eta", "lame", "tsd")
@@ -42,8 +42,7 @@ BATCHES = {"digits": 64, "imagenet": 64, **dict.fromkeys(("fundus", "cardiac", "
 BY_CLASS = ("dirichlet", "class-sorted", "gradual", "label-shift", "few-classes")  # streams that need classes
 BY_ANSWER = ("replay", "crafted")  # disturbances that need classes
 Select = Literal["default", "source", "oracle"]
-# Defaults of settings that came later are left out of records, so that hashes of older runs do not change.
-OMITTED = {"guard": False, "repeat": 1, "disturb": ""}
+# Left out of records, so that hashes of older runs do not change.
 OMITTED_HYPER = {("tsd", "search"): "exact"}
 Disturb = Annotated[str, AfterValidator(normalize_disturbance)]
 Open = Callable[[str, Reading], Dataset]
@@ -73,11 +72,6 @@ class Run(Settings):
     guard: bool = Field(False, description="use a guard")
     repeat: int = Field(1, ge=1, description="number of passes over the stream, each in a new order")
     disturb: Disturb = Field("", description="rows added to batches: nan, huge, ood:0.1, replay:0.1, crafted:0.1")
-
-    @model_serializer(mode="wrap")
-    def _omit_defaults(self, dump: Callable[[Run], dict[str, Any]]) -> dict[str, Any]:
-        values = omit_defaults(dump(self))
-        return {key: value for key, value in values.items() if key not in OMITTED or value != OMITTED[key]}
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -164,11 +158,8 @@ class Sweep(Settings):
         task_of(dataset, training)  # refuses a training for another task
         self._check(dataset, self.network or [network])
         # Read a model's file once for each target and seed, not for each method.
-        models: dict[tuple[str, int], GivenModel] = {}
-        for target, seed in itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ():
-            file = fill_path(self.checkpoint or "", target, seed)
-            models[target, seed] = describe_given(file, target.split("+"), name, training)
-            self._agree(models[target, seed], training, file)
+        given = itertools.product(self.target or dataset.targets, self.seed) if self.checkpoint else ()
+        models = {(target, seed): self._model(name, target, seed, training) for target, seed in given}
         for net, stream, size, select, target, seed, (method, spec) in itertools.product(
             self.network or [network], self.stream, self.batch or [batch], self.select,
             self.target or dataset.targets, self.seed, self.method or default_methods(dataset.task),
@@ -187,17 +178,20 @@ class Sweep(Settings):
                 guard=guard, repeat=self.repeat, disturb=self.disturb,
             )  # fmt: skip
 
-    def _agree(self, model: GivenModel, training: Training, file: str) -> None:
-        """Refuse training settings that contradict a model's file."""
+    def _model(self, dataset: str, target: str, seed: int, training: Training) -> GivenModel:
+        """Describe the file of a trained model; refuse training settings that contradict it."""
+        file = fill_path(self.checkpoint or "", target, seed)
+        model = describe_given(file, target.split("+"), dataset, training)
         for key in ("normalize", "grey"):
             own, asked = getattr(model, key), getattr(training, key)
             if key in self.training and own != asked:
                 raise ValueError(f"{file} was trained with {key}={own}, not {asked}: leave it out, the file states it")
+        return model
 
     def _check(self, dataset: Dataset, networks: Iterable[str]) -> None:
         """Refuse settings that would fail every run, before anything starts."""
         for network in networks:
-            check_network(network)
+            find_network(network)
         if self.checkpoint is not None and "source" in self.select:
             raise ValueError("a search needs source images that training held out, which a checkpoint does not have")
         if self.disturb and dataset.structures and parse_disturbance(self.disturb).kind in BY_ANSWER:
@@ -278,11 +272,6 @@ def check_known(name: str, names: Iterable[str], kind: str) -> None:
         raise ValueError(f"no {kind} is called {name!r}.{hint} There are: {', '.join(names)}")
 
 
-def read_sweep(path: str | Path, flags: Mapping[str, Any]) -> Sweep:
-    """Read a sweep from a YAML file; flags override its settings."""
-    return make_sweep(read_settings(path, flags))
-
-
 def read_settings(path: str | Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings of a YAML file; flags override them."""
     import yaml
@@ -316,7 +305,7 @@ def validate_settings(kind: type[S], values: Mapping[str, Any]) -> S:
         for key in group:
             check_known(str(key), cls.model_fields, "setting")
     try:
-        training_for("", dict(training))
+        training_for("", training)
     except ValidationError as error:
         raise ValueError(_first_mistake(error, "training")) from error
     try:

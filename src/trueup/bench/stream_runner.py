@@ -63,8 +63,7 @@ class StreamResult:
 
     results: dict[str, Any]
     cost: dict[str, float]
-    trace: dict[str, NDArray[Any]]
-    """The answers to each image of the stream."""
+    trace: dict[str, NDArray[Any]]  # the answers to each image of the stream
 
 
 @dataclass
@@ -99,7 +98,10 @@ class StreamRunner:
         shared = self.shared(method, progress) if share else None
         if shared is not None:
             reset_peak_memory(self.device)
-            adapter, stream = self._head_adapter(method, shared.head), iter(shared.features)
+            check_effect(self.model, method)
+            # The head alone has no statistics to set: the backbone pass has set them.
+            adapter = Adapter(shared.head, replace(method, norm="source"), seed=self.seed)
+            stream = iter(shared.features)
         else:
             self._warm_up(method)
             reset_peak_memory(self.device)
@@ -182,12 +184,17 @@ class StreamRunner:
                 adapter.reset()
             last = domains[own[-1]]
             start = time.perf_counter()
-            logits = _answer(adapter, x.to(self.device), lenient=refused is not None)
+            answer: Tensor | None = None
+            try:
+                answer = adapter(x.to(self.device)).cpu()
+            except ValueError:
+                if refused is None:
+                    raise
             seconds += time.perf_counter() - start
             if refused is not None:
-                logits = refused.checked(logits, x, indices)
-            assert logits is not None
-            take(logits, indices)
+                answer = refused.checked(answer, x, indices)
+            assert answer is not None
+            take(answer, indices)
         if last is None:
             raise ValueError("no image of the stream can be read")
         return seconds, updates + adapter.updates
@@ -201,11 +208,6 @@ class StreamRunner:
         if method.norm not in self.passes:
             self.passes[method.norm] = self._pass(method.norm, progress)
         return self.passes[method.norm]
-
-    def _head_adapter(self, method: Method, head: nn.Module) -> Adapter:
-        """Return an adapter of the head alone, which has no statistics to set: the backbone pass has set them."""
-        check_effect(self.model, method)
-        return Adapter(head, replace(method, norm="source"), seed=self.seed)
 
     def _pass(self, norm: str, progress: Progress) -> BackbonePass | None:
         """Run the backbone once and keep its features; None if they may be too many or do not give the logits."""
@@ -252,16 +254,6 @@ class Refusals:
         else:
             logits[:, 0] = 1  # the background
         return logits
-
-
-def _answer(adapter: Adapter, x: Tensor, *, lenient: bool) -> Tensor | None:
-    """Return the adapter's answer; None if it refuses the batch and `lenient` is True."""
-    try:
-        return adapter(x).cpu()
-    except ValueError:
-        if not lenient:
-            raise
-        return None
 
 
 def _head(adapter: Adapter) -> nn.Module:

@@ -18,47 +18,33 @@ from trueup.bench.settings import (
     check_known,
     default_methods,
     import_plugins,
-    validate_settings,
 )
 from trueup.core.presets import with_preset
 from trueup.data.datasets import Dataset
 
 SMALL = (1, 2, 4, 16)
 """Batch sizes of the small-batch scenarios."""
-SCENARIOS: dict[str, dict[str, Any]] = {
-    "iid": {},
-    "dirichlet": {"stream": "dirichlet"},
-    "class-sorted": {"stream": "class-sorted"},
-    "mixed": {"stream": "mixed"},
-    "few-classes": {"stream": "few-classes"},
-    "batch-1": {"batch": 1, "limit": 1000},
-    "batch-2": {"batch": 2, "limit": 1000},
-    "batch-4": {"batch": 4, "limit": 1000},
-    "batch-16": {"batch": 16},
-    "long": {"repeat": 20, "limit": 1000},
-    "nan": {"disturb": "nan"},
-    "huge": {"disturb": "huge"},
-    "ood-10": {"disturb": "ood:0.1"},
-    "ood-50": {"disturb": "ood:0.5"},
-    "replay-10": {"disturb": "replay:0.1"},
-    "crafted-10": {"disturb": "crafted:0.1"},
-}
-"""The settings that each scenario changes. `mixed` joins a target with the next; see `with_next_domain`."""
-DESCRIPTIONS = {
-    "iid": "one domain, shuffled",
-    "dirichlet": "images of a class come in bursts",
-    "class-sorted": "one class after the other",
-    "mixed": "the target and the next domain, shuffled together; the source has seen neither",
-    "few-classes": "three classes only",
-    **{f"batch-{size}": f"{size} image{'s' * (size > 1)} per batch" for size in SMALL},
-    "long": "the same images again and again, in a new order each time",
-    "nan": "one image has a NaN pixel",
-    "huge": "one image is a million times too bright",
-    "ood-10": "10 % of each batch belong to no class",
-    "ood-50": "50 % of each batch belong to no class",
-    "replay-10": "10 % of each batch are repeated images that the source gets wrong",
-    "crafted-10": "10 % of each batch are crafted by an attacker who knows the source model",
-}
+SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
+    "iid": ("one domain, shuffled", {}),
+    "dirichlet": ("images of a class come in bursts", {"stream": "dirichlet"}),
+    "class-sorted": ("one class after the other", {"stream": "class-sorted"}),
+    "mixed": ("the target and the next domain, shuffled together; the source has seen neither", {"stream": "mixed"}),
+    "few-classes": ("three classes only", {"stream": "few-classes"}),
+    "batch-1": ("1 image per batch", {"batch": 1, "limit": 1000}),
+    "batch-2": ("2 images per batch", {"batch": 2, "limit": 1000}),
+    "batch-4": ("4 images per batch", {"batch": 4, "limit": 1000}),
+    "batch-16": ("16 images per batch", {"batch": 16}),
+    "long": ("the same images again and again, in a new order each time", {"repeat": 20, "limit": 1000}),
+    "nan": ("one image has a NaN pixel", {"disturb": "nan"}),
+    "huge": ("one image is a million times too bright", {"disturb": "huge"}),
+    "ood-10": ("10 % of each batch belong to no class", {"disturb": "ood:0.1"}),
+    "ood-50": ("50 % of each batch belong to no class", {"disturb": "ood:0.5"}),
+    "replay-10": ("10 % of each batch are repeated images that the source gets wrong", {"disturb": "replay:0.1"}),
+    "crafted-10": (
+        "10 % of each batch are crafted by an attacker who knows the source model", {"disturb": "crafted:0.1"}
+    ),
+}  # fmt: skip
+"""A description of each scenario, and the settings it changes. `mixed` joins a target with `with_next_domain`."""
 SAFE: Spec = ("tsd", {"preset": "safe"})
 FIXED = ("stream", "stream_options", "repeat", "disturb", "reset")  # settings that scenarios change
 QUICK = {"limit": 256, "repeat": 4}
@@ -103,24 +89,21 @@ class Stress(Sweep):
 
     def variant(self, dataset: Dataset, scenario: str) -> Sweep:
         """Return the sweep of one scenario on one dataset."""
-        values = {name: getattr(self, name) for name in Sweep.model_fields} | SCENARIOS[scenario]
+        values = {name: getattr(self, name) for name in Sweep.model_fields} | SCENARIOS[scenario][1]
         targets = list(self.target or dataset.targets)[: 1 if self.quick else None]
         limits = [limit for limit in (self.limit, values["limit"], self.quick and QUICK["limit"]) if limit]
         values |= {"dataset": [dataset.name], "target": targets, "limit": min(limits, default=None)}
-        values["method"] = self._methods(dataset)
+        specs = [*default_methods(dataset.task), SAFE] if self.method is None else self.method
+        values["method"] = specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
         if self.quick:
             values |= {"seed": self.seed[:1], "repeat": min(values["repeat"], QUICK["repeat"])}
         if scenario == "mixed":
             values["target"] = [with_next_domain(dataset, target) for target in targets]
         return Sweep(**values)
 
-    def _methods(self, dataset: Dataset) -> list[Spec]:
-        specs = [*default_methods(dataset.task), SAFE] if self.method is None else self.method
-        return specs if any(name == "source" for name, _ in specs) else [("source", {}), *specs]
-
     def _unfit(self, dataset: Dataset, scenario: str) -> str:
         """Return why a scenario does not fit a dataset; empty if it does."""
-        changes = SCENARIOS[scenario]
+        changes = SCENARIOS[scenario][1]
         by_class = changes.get("stream") in BY_CLASS or changes.get("disturb", "").partition(":")[0] in BY_ANSWER
         if by_class and dataset.structures:
             return "it needs classes, and this dataset has masks"
@@ -132,11 +115,6 @@ class Stress(Sweep):
             except (ValueError, OSError) as error:
                 return " ".join(str(error).split())
         return ""
-
-
-def make_stress(values: Mapping[str, Any]) -> Stress:
-    """Make a stress test from settings; raise a ValueError with the first mistake."""
-    return validate_settings(Stress, values)
 
 
 def with_next_domain(dataset: Dataset, target: str) -> str:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -32,23 +32,17 @@ class Plan:
     """The jobs of a sweep: trainings that come first, and groups of runs that share a model and a stream."""
 
     runs: list[Run]
+    waiting: list[Run]  # the runs that are still to do
     done: dict[str, Record]
-    trainings: dict[str, Job]
-    """By the recipe's hash; only models that do not exist yet."""
+    trainings: dict[str, Job]  # by the recipe's hash; only models that do not exist yet
     jobs: list[Job]
     folder: Path
-    open: Callable[[str, Reading], Dataset]
-    """Returns a dataset of the sweep, scanned once for each way of reading."""
+    open: Callable[[str, Reading], Dataset]  # returns a dataset of the sweep, scanned once for each way of reading
 
     @property
     def done_here(self) -> list[Run]:
         """Return the runs that are recorded."""
         return [run for run in self.runs if run.digest() in self.done]
-
-    @property
-    def waiting(self) -> list[Run]:
-        """Return the runs that are still to do."""
-        return [run for run in self.runs if run.digest() not in self.done]
 
 
 def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = None, device: str = "cpu") -> Plan:
@@ -62,20 +56,19 @@ def plan(sweep: Sweep, folder: str | Path, *, checkpoints: str | Path | None = N
     preflight_datasets(opened(*key) for key in dict.fromkeys((run.dataset, run.source.reading) for run in runs))
     groups: dict[str, Job] = {}
     trainings: dict[str, Job] = {}
-    for run in runs:
-        if run.digest() in done:
-            continue
+    waiting = [run for run in runs if run.digest() not in done]
+    for run in waiting:
         root, file = sweep.root_of(run.dataset), sweep.file_of(run)
         paths = Paths(store.folder, root, file, device, tuple(sweep.plugin), folder / TRACES)
         recipe = run.recipe(opened(run.dataset, run.source.reading))
+        job = Job(paths, recipe, run.dataset, run.source.reading)
         if recipe is not None and not store.has(recipe):
-            trainings[recipe.digest()] = Job(paths, recipe, dataset=run.dataset)
+            trainings[recipe.digest()] = job
         # Runs that differ in the method alone see the same images in the same order.
         alike = {"method": "", "hyper": {}, "select": "default", "code": {}, "guard": False}
         key = run.model_copy(update=alike).digest()
-        before = groups.get(key)
-        groups[key] = Job(paths, recipe, (*(before.runs if before else ()), run), dataset=run.dataset)
-    return Plan(runs, done, trainings, list(groups.values()), folder, opened)
+        groups[key] = replace(job, runs=(*groups.get(key, job).runs, run))
+    return Plan(runs, waiting, done, trainings, list(groups.values()), folder, opened)
 
 
 def check_device(device: str) -> None:
@@ -94,20 +87,6 @@ class SweepSummary:
     failures: list[Record] = field(default_factory=list)
 
 
-def run_sweep(
-    sweep: Sweep,
-    folder: str | Path,
-    *,
-    workers: int | None = None,
-    checkpoints: str | Path | None = None,
-    device: str = "cpu",
-    on_event: OnEvent = lambda event, job, value: None,
-) -> SweepSummary:
-    """Run what is missing of a sweep, record it in the folder, and return all records, old and new."""
-    todo = plan(sweep, folder, checkpoints=checkpoints, device=device)
-    return run_plan(todo, workers=workers, device=device, on_event=on_event)
-
-
 def run_plan(
     todo: Plan,
     *,
@@ -124,10 +103,10 @@ def run_plan(
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // workers)))
     summary = SweepSummary(records=[todo.done[run.digest()] for run in todo.done_here])
     if todo.jobs:
-        with open_writer(todo.folder / FILE) as writer:
+        with open_writer(todo.folder / FILE) as add:
 
             def keep(record: Record) -> None:
-                writer.add(record)
+                add(record)
                 (summary.failures if "error" in record else summary.records).append(record)
 
             _Pool(todo, workers, threads, keep, on_event).work()
@@ -142,8 +121,7 @@ class _Pool:
     ) -> None:
         self.trainings, self.jobs = dict(todo.trainings), list(todo.jobs)
         self.workers, self.threads, self.keep, self.on_event = workers, threads, keep, on_event
-        self.active: dict[Connection, tuple[BaseProcess, Job]] = {}
-        self.left: dict[Connection, list[Run]] = {}  # runs without a record so far
+        self.active: dict[Connection, tuple[BaseProcess, Job, list[Run]]] = {}  # with the runs without a record so far
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
@@ -160,7 +138,7 @@ class _Pool:
                     assert isinstance(connection, Connection)
                     self._receive(connection)
         finally:
-            for process, _ in self.active.values():
+            for process, *_ in self.active.values():
                 process.terminate()
 
     def _next(self, queue: list[Job]) -> Job | None:
@@ -175,17 +153,17 @@ class _Pool:
         process = self.context.Process(target=_process, args=(job, theirs, self.threads), daemon=True)
         process.start()
         theirs.close()
-        self.active[ours], self.left[ours] = (process, job), list(job.runs)
+        self.active[ours] = process, job, list(job.runs)
         self.on_event("start", job, None)
 
     def _receive(self, connection: Connection) -> None:
-        _, job = self.active[connection]
+        _, job, left = self.active[connection]
         try:
             event, value = connection.recv()
         except (EOFError, OSError):
             event, value = "dead", None
         if event == "record":
-            self.left[connection].pop(0)
+            left.pop(0)
             self.keep(value)
         if event in ("end", "dead"):
             self._finish(connection, value)
@@ -193,9 +171,8 @@ class _Pool:
             self.on_event(event, job, value)
 
     def _finish(self, connection: Connection, error: str | None) -> None:
-        process, job = self.active.pop(connection)
+        process, job, left = self.active.pop(connection)
         process.join()
-        left = self.left.pop(connection)
         if process.exitcode != 0 and error is None:
             error = f"its process ended with status {process.exitcode} (out of memory, or killed)"
         if not job.runs:
@@ -218,14 +195,14 @@ def _process(job: Job, connection: Connection, threads: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with suppress(BrokenPipeError):
+        failure = None
         try:
             run_job(job, lambda event, value: connection.send((event, value)), threads)
         except BrokenPipeError:
-            raise
+            return
         except Exception as error:
-            connection.send(("end", f"{type(error).__name__}: {error}"))
-        else:
-            connection.send(("end", None))
+            failure = f"{type(error).__name__}: {error}"
+        connection.send(("end", failure))
 
 
 def run(
@@ -250,10 +227,10 @@ def run(
     if todo.done_here:
         return todo.done[todo.runs[0].digest()]
     records, threads = list[Record](), torch.get_num_threads()
-    with open_writer(Path(folder) / FILE) as writer:
+    with open_writer(Path(folder) / FILE) as add:
         for job in (*todo.trainings.values(), *todo.jobs):
             run_job(job, lambda event, value: records.append(value) if event == "record" else None, threads)
-        writer.add(records[0])
+        add(records[0])
     if "error" in records[0]:
         raise RunFailedError(f"the run failed: {records[0]['error']}")
     return records[0]

@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from trueup.bench.records import FILE
-from trueup.bench.settings import make_sweep, read_sweep
+from trueup.bench.settings import make_sweep, read_settings
 from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
 from trueup.cli.progress import make_grid, print_counts, print_failures, run_with_bars
@@ -56,7 +56,7 @@ def bench(
         training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
         limit=limit, reset=reset, select=select, plugin=plugin,
     )  # fmt: skip
-    sweep = read_sweep(file, flags) if file else make_sweep(flags)
+    sweep = make_sweep(read_settings(file, flags) if file else flags)
     todo = plan(sweep, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
     if dry_run:
         print_plan(todo)

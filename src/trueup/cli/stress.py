@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from trueup.bench.records import FILE, Record
-from trueup.bench.settings import read_settings
-from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, label_of, make_stress, scenario_of
+from trueup.bench.settings import read_settings, validate_settings
+from trueup.bench.stress import SCENARIOS, Stress, label_of, scenario_of
 from trueup.bench.sweep import Plan, plan, sort_records
 from trueup.cli import options
 from trueup.cli.progress import FORMS, make_grid, print_counts, print_failures, print_table, run_with_bars, write_tables
@@ -72,7 +72,7 @@ def stress(
         dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
         training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
     )  # fmt: skip
-    test = make_stress(read_settings(file, flags) if file else flags)
+    test = validate_settings(Stress, read_settings(file, flags) if file else flags)
     todo = plan(test, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
     notes = test.left_out(todo.open)
     for note in () if as_json else notes:
@@ -155,7 +155,7 @@ def plan_values(todo: Plan) -> dict[str, Any]:
     scenarios = []
     for name in dict.fromkeys(scenario for scenario, _ in of):
         states = [done for scenario, done in of if scenario == name]
-        scenarios.append({"name": name, "meaning": DESCRIPTIONS[name], "runs": len(states), "done": sum(states)})
+        scenarios.append({"name": name, "meaning": SCENARIOS[name][0], "runs": len(states), "done": sum(states)})
     methods = dict.fromkeys(label_of(each) or each["method"] for each in settings)
     counts = {"runs": len(todo.runs), "done": len(todo.done_here), "waiting": len(todo.waiting)}
     return {"scenarios": scenarios, "methods": list(methods), **counts, "trainings": len(todo.trainings)}

@@ -44,8 +44,7 @@ class MethodRun:
     """Predictions of a method, batch by batch."""
 
     probs: list[Tensor] = field(default_factory=list)
-    again: list[Tensor] = field(default_factory=list)
-    """Answers of the second run, with features dropped."""
+    again: list[Tensor] = field(default_factory=list)  # answers of the second run, with features dropped
     aetta: Score | None = None
     seconds: float = 0.0
 

@@ -52,21 +52,14 @@ class MethodReport:
     """The results of one method on a stream; entropy is in nats."""
 
     name: str
-    answers: Tensor
-    """Predicted class of each image."""
-    agreement: float
-    """Share of answers equal to the source's."""
+    answers: Tensor  # predicted class of each image
+    agreement: float  # share of answers equal to the source's
     entropy: float
-    classes: float
-    """Number of classes in use: exp of the entropy of the mean prediction."""
-    confidence: Score
-    """Mean of the highest probability, the accuracy of a calibrated model."""
-    aetta: Score | None
-    """Estimate by AETTA; None if an answer is not the head's (T3A, LAME)."""
-    gde: Score | None
-    """Estimate by generalised disagreement; None if the model has no head."""
-    accuracy: Score | None
-    """The true accuracy, if there are labels."""
+    classes: float  # number of classes in use: exp of the entropy of the mean prediction
+    confidence: Score  # mean of the highest probability, the accuracy of a calibrated model
+    aetta: Score | None  # estimate by AETTA; None if an answer is not the head's (T3A, LAME)
+    gde: Score | None  # estimate by generalised disagreement; None if the model has no head
+    accuracy: Score | None  # the true accuracy, if there are labels
     seconds: float
 
     @property
@@ -95,8 +88,7 @@ class Advice:
 
     take: tuple[str, ...]
     reasons: tuple[str, ...]
-    certain: bool = True
-    """False if the data allow no advice; then the source is kept."""
+    certain: bool = True  # false if the data allow no advice; then the source is kept
 
 
 def estimate(reports: Reports, scenes: Sequence[Reports] = ()) -> list[Estimate]:
@@ -250,10 +242,8 @@ class Lead:
 
     kind: str
     value: float
-    doubt: float
-    """Z standard errors of the difference over the same images."""
-    off: float
-    """The lead minus the smallest d."""
+    doubt: float  # Z standard errors of the difference over the same images
+    off: float  # the lead minus the smallest d
 
     @property
     def certain(self) -> bool:
@@ -289,8 +279,16 @@ def _choose(reports: Reports, scenes: Sequence[Reports], fit: Sequence[int], kin
     top = max(leads, key=lambda k: leads[k].value)
     best, ahead = reports[top], leads[top]
     words = f"{100 * ahead.value:.1f} ± {100 * ahead.doubt:.1f} points by {ahead.kind}"
+    most = ahead.value + ahead.doubt
+    if ahead.kind == NO_KIND:
+        return Advice((source.name,), (f"{best.name} cannot be compared with it: there is {NO_KIND}",), certain=False)
+    if ahead.value < LEAD and most < FAR:
+        bound = "a point" if most < LEAD else f"{100 * FAR:.0f} points"
+        return Advice((source.name,), (f"no other method is ahead of it by {bound}: {best.name} is by {words}",))
     if ahead.value < LEAD:
-        return _keep(source, best, ahead, words)
+        needed = math.ceil(len(best.answers) * (ahead.doubt / (FAR - ahead.value)) ** 2)  # so that most < FAR
+        more = f"too few images: {best.name} may be ahead of it, by {words}; about {needed} images would show it"
+        return Advice((source.name,), (more,), certain=False)
     if ahead.value <= ahead.doubt:
         needed = math.ceil(len(best.answers) * (ahead.doubt / ahead.value) ** 2)
         more = f"too few images: {best.name} is ahead of it by {words}; about {needed} images would show it"
@@ -308,16 +306,3 @@ def _choose(reports: Reports, scenes: Sequence[Reports], fit: Sequence[int], kin
         names = ", ".join(reports[k].name for k in ties)
         reasons.append(f"{len(best.answers)} images do not separate it from {names}")
     return Advice((best.name, *(reports[k].name for k in ties)), tuple(reasons))
-
-
-def _keep(source: MethodReport, best: MethodReport, ahead: Lead, words: str) -> Advice:
-    """Recommend the source if no method is ahead by FAR, else ask for more images."""
-    if ahead.kind == NO_KIND:
-        return Advice((source.name,), (f"{best.name} cannot be compared with it: there is {NO_KIND}",), certain=False)
-    most = ahead.value + ahead.doubt
-    if most < FAR:
-        bound = "a point" if most < LEAD else f"{100 * FAR:.0f} points"
-        return Advice((source.name,), (f"no other method is ahead of it by {bound}: {best.name} is by {words}",))
-    needed = math.ceil(len(best.answers) * (ahead.doubt / (FAR - ahead.value)) ** 2)  # so that most < FAR
-    more = f"too few images: {best.name} may be ahead of it, by {words}; about {needed} images would show it"
-    return Advice((source.name,), (more,), certain=False)

@@ -5,21 +5,27 @@ from __future__ import annotations
 import colorsys
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trueup.atomic import longest_name, shorten_name, write_atomic
 from trueup.data.datasets.mask_folders import DATA, IMAGES, read_image
-from trueup.data.pictures import AS_STORED, BrokenImageError, Reading, UnknownRangeError
+from trueup.data.pictures import AS_STORED, BrokenImageError, Range, Reading, UnknownRangeError
 from trueup.data.scanning import UNREADABLE, FolderScan, describe_skipped
 from trueup.data.slices import Mask, Volume, field_of_view_box, network_box
-from trueup.data.volumes import Grid, count_channels, is_volume, volume_suffix, write_mask
+from trueup.data.volumes import Grid, count_channels, is_volume, read_volume, volume_suffix, write_mask
 
 log = logging.getLogger("trueup")
 
 JOURNAL = Path(".trueup", "journal.json")
 """The run log, which marks a folder as one of masks."""
+PERCENTILES = (1, 99)  # of a volume for a 3-D network, that become 0 and 1 by default
 WIDEST = 2**13  # pixels; a wider box, also wider than four images, comes from a wrong header
 
 
@@ -27,23 +33,18 @@ WIDEST = 2**13  # pixels; a wider box, also wider than four images, comes from a
 class ImageFile:
     """An image that has not been read yet."""
 
-    name: str
-    """Path below the folder."""
+    name: str  # path below the folder
     path: Path
-    masks: tuple[Path, ...]
-    """Its mask files: one, or one per label."""
+    masks: tuple[Path, ...]  # its mask files: one, or one per label
 
     def stamp(self) -> list[int]:
         """Return size and time of the file, which tell if it was replaced."""
         stat = self.path.stat()
         return [stat.st_size, stat.st_mtime_ns]
 
-    def read(self, field: float | None, reading: Reading = AS_STORED) -> LoadedImage:
+    def read(self, field: float | None, reading: Reading = AS_STORED) -> tuple[Volume, Grid | None]:
         """Read the image. Networks see `field` millimetres of a volume's slices if given, else what `reading` says."""
-        stamp = self.stamp()
         pixels, spacing, grid = read_image(self.path, reading)
-        if is_volume(self.path) and (several := count_channels(self.path)) > 1:
-            log.warning("%s holds %d volumes; the first is segmented", self.name, several)
         height, width = pixels.shape[1:3]
         if field is None or grid is None:  # the pixel size of a picture is unknown
             box, what = network_box(height, width, spacing, reading.resize), "all of it"
@@ -52,7 +53,32 @@ class ImageFile:
         if min(box[2:]) < 1 or max(box[2:]) > max(WIDEST, 4 * height, 4 * width):
             size = f"{box[2]}×{box[3]}"
             raise BrokenImageError(f"{self.path.name}: {what} would be {size} pixels; its voxels have a wrong size")
-        return LoadedImage(self, stamp, Volume(pixels, None, spacing, box), grid)
+        return Volume(pixels, None, spacing, box), grid
+
+    def read_ras(self, limits: Range | None) -> tuple[NDArray[np.float32], Grid]:
+        """Read a volume (X, Y, Z) with axes towards the patient's right, front and head (RAS), in its voxel size.
+
+        It is clipped and scaled so that `limits`, or two of its percentiles, become 0 and 1.
+        """
+        scan = read_volume(self.path)
+        values = scan.values.astype(np.float32)
+        low, high = limits or (float(v) for v in np.percentile(values, PERCENTILES))
+        scaled = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
+        axes, against = _orientation(scan.grid)
+        stored = scan.grid.store(scaled).reshape(scan.grid.shape_3d)
+        return np.ascontiguousarray(np.flip(stored, against).transpose(np.argsort(axes))), scan.grid
+
+
+def show_ras(values: NDArray[Any], grid: Grid) -> NDArray[Any]:
+    """Return values (X, Y, Z) in RAS order as slices (Z, H, W)."""
+    axes, against = _orientation(grid)
+    return grid.show(np.flip(values.transpose(axes), against))
+
+
+def _orientation(grid: Grid) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the RAS axis of each stored axis, and the stored axes that run against theirs."""
+    found = import_module("nibabel").io_orientation(grid.affine)
+    return tuple(int(axis) for axis in found[:, 0]), tuple(np.flatnonzero(found[:, 1] < 0).tolist())
 
 
 @dataclass(frozen=True)
@@ -61,11 +87,11 @@ class LoadedImage:
 
     image: ImageFile
     stamp: list[int]
-    volume: Volume
-    grid: Grid | None
+    content: Any  # a `Volume`, or for 3-D networks an array in RAS order
+    grid: Grid | None  # the voxels of a volume; None for a picture
 
-    def write(self, masks: Mask) -> None:
-        """Write masks (files, Z, H, W)."""
+    def write(self, masks: Iterable[Mask]) -> None:
+        """Write a mask (Z, H, W) to each of its files."""
         for path, mask in zip(self.image.masks, masks, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.grid is None:
@@ -78,12 +104,9 @@ class LoadedImage:
 class OtherFiles:
     """Files in a folder and below that are not segmented."""
 
-    others: list[str]
-    """Files that are not images."""
-    skipped: dict[str, str]
-    """Entries that are neither folders nor regular files, or circular links, with the reason."""
-    broken: dict[str, str]
-    """Images and folders that cannot be read, with the reason."""
+    others: list[str]  # files that are not images
+    skipped: dict[str, str]  # entries that are neither folders nor regular files, or circular links, with the reason
+    broken: dict[str, str]  # images and folders that cannot be read, with the reason
 
 
 def find_images(
@@ -133,11 +156,15 @@ def _mask_names(name: str, path: Path, endings: Sequence[str], longest: int) -> 
 
 
 def read_batches(
-    images: Sequence[ImageFile], *, field: float | None, batch: int, broken: dict[str, str], reading: Reading
+    images: Sequence[ImageFile],
+    read: Callable[[ImageFile], tuple[Any, Grid | None]],
+    batch: int,
+    broken: dict[str, str],
 ) -> Iterator[list[LoadedImage]]:
     """Read volumes one by one, and consecutive pictures in batches. Unreadable images go to `broken`.
 
-    The next picture takes the place of a broken one, so that batches do not depend on where a call resumed.
+    `read` returns the content and the grid of an image. The next picture takes the place of a broken one, so that
+    batches do not depend on where a call resumed.
     """
     group: list[LoadedImage] = []
     for image in images:
@@ -146,10 +173,13 @@ def read_batches(
             yield group
             group = []
         try:
-            group.append(image.read(field, reading))
+            several = count_channels(image.path) if alone else 1
+            group.append(LoadedImage(image, image.stamp(), *read(image)))
         except (BrokenImageError, UnknownRangeError, OSError) as error:
             broken[image.name] = str(error)
             continue
+        if several > 1:
+            log.warning("%s holds %d volumes; the first is segmented", image.name, several)
         if alone or len(group) == batch:
             yield group
             group = []

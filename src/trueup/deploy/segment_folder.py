@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ from trueup.data.pictures import Range, Reading, Resize
 from trueup.data.slices import class_mask, label_masks
 from trueup.data.streams import balanced_batches
 from trueup.data.volumes import SUFFIXES as VOLUMES
-from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches
+from trueup.data.volumes import Grid
+from trueup.deploy.folder_images import JOURNAL, ImageFile, LoadedImage, find_images, read_batches, show_ras
 from trueup.deploy.run_log import RunLog, exclusive_access
-from trueup.deploy.windows import LoadedVolume, Window, load_volumes, predict_volume, sliding_window
 from trueup.model.calls import as_logits, call_model
 from trueup.model.copy_model import copy_model
 from trueup.validate import check_int
 
 MOST = 255  # classes or labels of an 8-bit mask
+Window = tuple[int, int, int]
 Progress = Callable[[int, int], None]
 
 
@@ -182,8 +184,9 @@ def segment_folder(
     settings = config.settings()
     kinds = IMAGES if config.window is None else VOLUMES
     found, others = find_images(images, out, config.endings(adapter.net.channels), kinds)
-    if not fresh and not (out / JOURNAL).exists():
-        _refuse_existing(found)
+    existing = (mask for image in found for mask in image.masks if mask.exists())  # may have been drawn by hand
+    if not fresh and not (out / JOURNAL).exists() and (mask := next(existing, None)):
+        raise ValueError(f"{mask} already exists: choose another --out, or replace existing masks with --fresh")
     with exclusive_access(out):
         run_log = RunLog(out, settings, fresh=fresh)
         run_log.load(adapter)
@@ -202,12 +205,6 @@ def segment_folder(
         updates=adapter.updates,
         left_out=others.skipped,
     )
-
-
-def _refuse_existing(found: Sequence[ImageFile]) -> None:
-    """Refuse to overwrite masks that may have been drawn by hand."""
-    if there := next((mask for image in found for mask in image.masks if mask.exists()), None):
-        raise ValueError(f"{there} already exists: choose another --out, or replace existing masks with --fresh")
 
 
 def _adapter(config: SegmentConfig) -> Adapter:
@@ -236,9 +233,17 @@ def _example(config: SegmentConfig) -> Tensor:
     if config.window is None:
         shape: tuple[int, ...] = (2, config.channels.count, config.size, config.size)
     else:
-        sliding_window()  # refuses if it is not installed
+        _sliding_window()  # refuses if it is not installed
         shape = (min(2, config.batch), 1, *config.window)  # no more than a batch: windows are large
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _sliding_window() -> Any:
+    """Return MONAI's sliding window function."""
+    try:
+        return import_module("monai.inferers").sliding_window_inference
+    except ImportError as error:
+        raise ImportError("3-D networks on volumes need monai: pip install monai") from error
 
 
 def _try_model(model: nn.Module, example: Tensor, config: SegmentConfig) -> Any:
@@ -248,18 +253,13 @@ def _try_model(model: nn.Module, example: Tensor, config: SegmentConfig) -> Any:
     except ValueError as error:
         if config.window is not None:
             way = f"a 3-D network sees windows (N, 1, {', '.join(map(str, config.window))}): choose another --window"
-            if _is_flat(model):
+            ranks = {weight.ndim for weight in model.parameters()}
+            if 4 in ranks and 5 not in ranks:  # 2-D convolutions, and no 3-D ones
                 way = f"the network is 2-D, and {way.partition(':')[0]}: leave --volumes out, and it sees slices"
         else:
             way = "leave --grey out if it takes three channels" if config.grey else "--grey if it takes one channel"
             way += ", --volumes if it is 3-D"
         raise ValueError(f"{error}; {way}") from error
-
-
-def _is_flat(model: nn.Module) -> bool:
-    """Return True if a network has weights of 2-D convolutions and none of 3-D ones."""
-    ranks = {weight.ndim for weight in model.parameters()}
-    return 4 in ranks and 5 not in ranks
 
 
 @dataclass
@@ -275,13 +275,20 @@ class _Work:
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def run(self, keep_every: float) -> None:
-        """Write the masks of all images."""
+        """Read the images batch by batch, and write their masks."""
+        config = self.config
+        segment = self.segment_slices if config.window is None else self.segment_volume
+
+        def read(image: ImageFile) -> tuple[Any, Grid | None]:
+            return image.read(config.field, config.reading) if config.window is None else image.read_ras(config.range)
+
         self.report()
         saved = time.monotonic()
-        for batch in self.batches():
-            self.done.extend(loaded.image for loaded in batch)
-            self.run_log.done |= {loaded.image.name: loaded.stamp for loaded in batch}
-            batch.clear()  # frees the images before the next are read
+        for group in read_batches(self.todo, read, config.batch, self.broken):
+            segment(group)
+            self.done.extend(loaded.image for loaded in group)
+            self.run_log.done |= {loaded.image.name: loaded.stamp for loaded in group}
+            group.clear()  # frees the images before the next are read
             if time.monotonic() - saved >= keep_every:
                 self.run_log.save(self.adapter)
                 saved = time.monotonic()
@@ -293,44 +300,38 @@ class _Work:
         """Call the user's progress function."""
         self.progress(len(self.done) + len(self.broken), len(self.todo))
 
-    def batches(self) -> Iterator[list[LoadedImage] | list[LoadedVolume]]:
-        """Read, segment and yield images or volumes, batch by batch."""
-        config, broken = self.config, self.broken
-        if config.window is not None:
-            for volumes in load_volumes(self.todo, config.range, broken):
-                self.segment_volume(volumes[0], config.window)
-                yield volumes
-            return
-        how: dict[str, Any] = {"field": config.field, "batch": config.batch, "reading": config.reading}
-        for images in read_batches(self.todo, broken=broken, **how):
-            self.segment_slices(images)
-            yield images
+    def segment_volume(self, group: Sequence[LoadedImage]) -> None:
+        """Show all windows of the only volume of a group, batch by batch, blend the answers, and write its masks.
 
-    def segment_volume(self, volume: LoadedVolume, window: Window) -> None:
-        """Show all windows of a volume, batch by batch, then write its masks."""
-        config = self.config
+        Windows beyond the edge of a small volume see zeros.
+        """
+        config, (volume,) = self.config, group
+        assert config.window is not None
+        assert volume.grid is not None
 
         def predict(x: Tensor) -> Tensor:
             logits = self.adapter(x)
             self.report()
             return logits
 
-        how: dict[str, Any] = {"overlap": config.overlap, "batch": config.batch, "device": config.device}
+        mean, std = np.float32(config.channels.mean[0]), np.float32(config.channels.std[0])
+        x = torch.from_numpy((volume.content - mean) / std)[None, None]
+        how: dict[str, Any] = {"overlap": config.overlap, "sw_device": config.device, "device": "cpu"}
         try:
-            logits = predict_volume(volume, predict, config.channels, window, **how)
+            (logits,) = _sliding_window()(x, config.window, config.batch, predict, **how)
         except ValueError as error:
             raise ValueError(f"{volume.image.name}: {error}") from error
         masks = logits > 0 if config.multilabel else logits.argmax(dim=0, keepdim=True)
-        volume.write(masks.to(torch.uint8).numpy())
+        volume.write(show_ras(mask, volume.grid) for mask in masks.to(torch.uint8).numpy())
 
     def segment_slices(self, group: Sequence[LoadedImage]) -> None:
         """Show all slices of these images, then write their masks."""
         config = self.config
-        masks = [np.zeros((len(c.image.masks), *c.volume.image.shape[:3]), dtype=np.uint8) for c in group]
-        slices = [(i, z) for i, loaded in enumerate(group) for z in range(len(loaded.volume.image))]
+        masks = [np.zeros((len(c.image.masks), *c.content.image.shape[:3]), dtype=np.uint8) for c in group]
+        slices = [(i, z) for i, loaded in enumerate(group) for z in range(len(loaded.content.image))]
         for chosen in balanced_batches(np.arange(len(slices)), config.batch):
             part = [slices[i] for i in chosen]
-            x = normalize_images([group[i].volume.network_view(z, config.size) for i, z in part], config.channels)
+            x = normalize_images([group[i].content.network_view(z, config.size) for i, z in part], config.channels)
             try:
                 logits = self.adapter(x.to(config.device)).cpu()
             except ValueError as error:
@@ -338,7 +339,7 @@ class _Work:
                 raise ValueError(f"{', '.join(names)}: {error}") from error
             for (i, z), answer in zip(part, logits, strict=True):
                 mask_of = label_masks if config.multilabel else class_mask
-                masks[i][:, z] = mask_of(group[i].volume, answer)
+                masks[i][:, z] = mask_of(group[i].content, answer)
             self.report()
         for loaded, mask in zip(group, masks, strict=True):
             loaded.write(mask)

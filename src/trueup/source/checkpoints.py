@@ -46,10 +46,10 @@ class Store:
 
     def load(self, recipe: Recipe) -> tuple[nn.Module, dict[str, Any]]:
         """Load the model of a recipe and its training report."""
-        tensors, header = files.read(self.path(recipe), KIND)
-        if header.get("recipe") != recipe.model_dump(mode="json"):
+        model, header = read_checkpoint(self.path(recipe), recipe.network)
+        if header["recipe"] != recipe.model_dump(mode="json"):
             raise ValueError(f"{self.path(recipe)} holds the model of another recipe; delete it to train again")
-        return _model(tensors, header, self.path(recipe), recipe.network), header["report"]
+        return model, header["report"]
 
 
 def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
@@ -58,10 +58,6 @@ def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, 
     network: a function that the file names (module:function) is imported and called only if it is given here too.
     """
     tensors, header = files.read(path, KIND)
-    return _model(tensors, header, path, network), header
-
-
-def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, network: str | None) -> nn.Module:
     recipe = _recipe(header, path)
     if "report" not in header:
         raise ValueError(f"{path} is an unfinished training; the same command continues it")
@@ -74,7 +70,7 @@ def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, netwo
     model = build_network(recipe.network, recipe.classes, size=training.size, channels=training.channels.count)
     refuse_misfits(find_misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
-    return model.eval()
+    return model.eval(), header
 
 
 def _recipe(header: dict[str, Any], path: str | Path) -> Recipe:
@@ -117,25 +113,18 @@ def recipe_in(path: str | Path) -> Recipe | None:
 def describe_given(path: str | Path, targets: Sequence[str], dataset: str, training: Training) -> GivenModel:
     """Describe a model's file for a record. Refuse a model of ours that was trained on a target."""
     recipe = recipe_in(path)
+    own = recipe.training if recipe is not None else training
+    shown = own.model_dump(include={"size", "normalize", "multilabel", "grey"})
+    # The target's files may have another bit depth than those of training.
+    shown |= {"resize": training.resize or own.resize, "range": training.range or own.range}
     if recipe is None:
-        shared = training.model_dump(include={"size", "normalize", "multilabel", "resize", "range", "grey"})
-        return GivenModel(checkpoint=digest_of_file(path), **shared)
+        return GivenModel(checkpoint=digest_of_file(path), **shown)
     tensors, _ = files.read(path, KIND)
     sources = {source.partition(":")[0] for source in recipe.sources}
     if recipe.dataset == dataset and (seen := [name for name in targets if name.partition(":")[0] in sources]):
         raise ValueError(f"{Path(path).name} was trained on {', '.join(seen)}, which cannot be a target for it")
-    return GivenModel(
-        checkpoint=f"sha256:{files.digest(tensors)[:16]}",  # of the values: their order in a file may vary
-        recipe=recipe.digest(),
-        sources=recipe.sources,
-        size=recipe.training.size,
-        normalize=recipe.training.normalize,
-        grey=recipe.training.grey,
-        multilabel=recipe.training.multilabel,
-        # The target's files may have another bit depth than those of training.
-        resize=training.resize or recipe.training.resize,
-        range=training.range or recipe.training.range,
-    )
+    values = f"sha256:{files.digest(tensors)[:16]}"  # not of the bytes: the order of tensors in a file may vary
+    return GivenModel(checkpoint=values, recipe=recipe.digest(), sources=recipe.sources, **shown)
 
 
 class _Averaging(BaseModel, strict=True):
@@ -172,8 +161,3 @@ def digest_of_file(path: str | Path) -> str:
     """Return sha256:… of a file's bytes."""
     with Path(path).open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
-
-
-def join_groups(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Join groups of tensors; the names get the group as prefix."""
-    return {f"{group}/{name}": t for group, tensors in groups.items() for name, t in tensors.items()}

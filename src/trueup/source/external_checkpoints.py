@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,24 +52,18 @@ def read_external(path: str | Path) -> Any:
             return load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file, or was cut off: {error}") from error
-    with path.open("rb") as file:
-        return _read_safely(file, path)
-
-
-def _read_safely(file: BinaryIO, path: Path) -> Any:
-    """Read tensors and plain values of a torch.save file."""
-    try:
-        with _numbers_only():
+    with path.open("rb") as file, _numbers_only():
+        try:
             return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file can raise any error
-        wanted = re.search(r"(?:GLOBAL|unrecognized function|add_safe_globals`,? but got) (\S+)", str(error))
-        if wanted is not None:
-            raise ValueError(
-                f"{path} is refused: to read it, {wanted[1]} would have to run. Nothing was executed. "
-                f"If you trust its author, save the model's state_dict() alone"
-            ) from error
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path} is not a torch checkpoint, or was cut off: {reason}") from error
+        except Exception as error:  # a damaged file can raise any error
+            wanted = re.search(r"(?:GLOBAL|unrecognized function|add_safe_globals`,? but got) (\S+)", str(error))
+            if wanted is not None:
+                raise ValueError(
+                    f"{path} is refused: to read it, {wanted[1]} would have to run. Nothing was executed. "
+                    f"If you trust its author, save the model's state_dict() alone"
+                ) from error
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ValueError(f"{path} is not a torch checkpoint, or was cut off: {reason}") from error
 
 
 def find_state_dict(content: Any, path: str | Path) -> dict[str, Tensor]:

@@ -5,19 +5,19 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trueup.source.architectures import DigitsNet, ResNet26, SmallUNet
 from trueup.source.external_checkpoints import find_misfits, find_state_dict, probe_head, read_external, refuse_misfits
-from trueup.source.segmenters import SmallUNet, check_smp, make_smp
 
 LIBRARIES = ("torchvision", "timm")
+ENCODER = "mobilenet_v2"  # of smp by default: the paper's, and small
 
 
 def build_network(name: str, classes: int, *, weights: str = "none", size: int = 224, channels: int = 3) -> nn.Module:
@@ -32,7 +32,7 @@ def build_network(name: str, classes: int, *, weights: str = "none", size: int =
         raise ValueError(f"a network needs at least one output, not {classes}")
     if weights not in ("none", "imagenet") and not Path(weights).is_file():
         raise ValueError(f'weights={weights!r} must be "none", "imagenet" or an existing file')
-    library, short = _find(name)
+    library, short = find_network(name)
     options = _channel_options(library, short, channels)
     if weights == "imagenet":
         return _pretrained(library, short, classes, size, channels)
@@ -58,11 +58,6 @@ def _channel_options(library: str, name: str, channels: int) -> dict[str, Any]:
     return {words[library]: channels} if channels != 3 and library in words else {}
 
 
-def check_network(name: str) -> None:
-    """Refuse an unknown name; a user's own function is not called yet."""
-    _find(name)
-
-
 def network_code(name: str) -> str:
     """Return the hash of a user's own network file; empty for other networks."""
     if ":" not in name or name.startswith("smp:"):
@@ -75,8 +70,8 @@ def network_code(name: str) -> str:
     raise ValueError(f"{name!r}: there is no module {module!r}, installed or in the current folder")
 
 
-def _find(name: str) -> tuple[str, str]:
-    """Return the library of a network and its name there."""
+def find_network(name: str) -> tuple[str, str]:
+    """Return the library of a network and its name there; refuse an unknown name. No function of a user is called."""
     if name.startswith("smp:"):
         check_smp(name)
         return "smp", name
@@ -93,37 +88,68 @@ def _find(name: str) -> tuple[str, str]:
         if short in names or (each == "timm" and _in_timm(short)):
             return each, short
         known |= names
-    near = difflib.get_close_matches(short, sorted(known), n=1)
-    hint = f"; did you mean {prefix + near[0]!r}?" if near else "."
     raise ValueError(
-        f"no network is called {name!r}{hint} There are torchvision's and timm's, {', '.join(OWN)}, "
-        f"smp:ARCHITECTURE/ENCODER, and your own as package.module:function"
+        f"no network is called {name!r}{_similar(short, known, prefix)} There are torchvision's and timm's, "
+        f"{', '.join(OWN)}, smp:ARCHITECTURE/ENCODER, and your own as package.module:function"
     )
 
 
 def _names(library: str) -> set[str]:
     """Return the classification networks of a library, and torchvision's for segmentation."""
+    if library == "timm":
+        return set(_library("timm").list_models())
+    models = _library("torchvision").models
+    return {name for module in (models, models.segmentation) for name in models.list_models(module=module)}
+
+
+def _library(name: str) -> Any:
     try:
-        if library == "timm":
-            import timm
-
-            return set(timm.list_models())
-        import torchvision
-
-        return {n for m in (torchvision.models, torchvision.models.segmentation) for n in _listed(torchvision, m)}
+        return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{library} is not installed: pip install 'trueup[models]'") from error
+        extra = "models" if name in LIBRARIES else "seg"
+        raise ImportError(f"{name} is not installed: pip install 'trueup[{extra}]'") from error
 
 
-def _listed(torchvision: Any, module: Any) -> list[str]:
-    names: list[str] = torchvision.models.list_models(module=module)
-    return names
+def _similar(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the end of a message: a question with the most similar name, or a full stop."""
+    near = difflib.get_close_matches(word, sorted(known), n=1)
+    return f"; did you mean {prefix + near[0]!r}?" if near else "."
+
+
+def check_smp(name: str) -> tuple[str, str]:
+    """Return architecture and encoder of "smp:deeplabv3plus/mobilenet_v2"; the encoder is optional."""
+    smp = _library("segmentation_models_pytorch")
+    short, _, encoder = name.removeprefix("smp:").partition("/")
+    base = smp.base.SegmentationModel
+    known = {n.lower() for n, kind in vars(smp).items() if isinstance(kind, type) and issubclass(kind, base)}
+    _among(short.lower(), known, "architecture", name)
+    if not encoder.startswith("tu-"):  # timm's encoders, which smp does not list
+        _among(encoder or ENCODER, set(smp.encoders.get_encoder_names()), "encoder", name)
+    return short.lower(), encoder or ENCODER
+
+
+def make_smp(name: str, channels: int, **options: Any) -> nn.Module:
+    """Build a network of segmentation_models_pytorch, without weights unless options give some."""
+    arch, encoder = check_smp(name)
+    library, options = _library("segmentation_models_pytorch"), {"encoder_weights": None, **options}
+    model: nn.Module = library.create_model(arch, encoder, classes=channels, **options)
+    return model
+
+
+def _among(word: str, known: set[str], kind: str, name: str) -> None:
+    if word not in known:
+        raise ValueError(f"{name!r}: segmentation_models_pytorch has no {kind} {word!r}{_similar(word, known)}")
+
+
+def _is_segmenter(library: str, name: str) -> bool:
+    """Return True for torchvision's networks for segmentation."""
+    models = _library("torchvision").models
+    return library == "torchvision" and name in models.list_models(module=models.segmentation)
 
 
 def _in_timm(name: str) -> bool:
     """Return True if timm accepts a name that it does not list: an old one, or one with a tag of weights."""
-    import timm
-
+    timm = _library("timm")
     try:
         return bool(timm.is_model(name)) and (timm.get_pretrained_cfg(name) is not None or "." not in name)
     except RuntimeError:  # an unknown tag of a known network
@@ -134,20 +160,17 @@ def _create(library: str, name: str, size: int, **options: Any) -> nn.Module:
     """Create a library's network; those with a fixed input size get ours."""
     model: nn.Module
     if library == "timm":
-        import timm
-
+        timm = _library("timm")
         config = timm.get_pretrained_cfg(name)
         if config is not None and config.fixed_input_size and config.input_size[-1] != size:
             options["img_size"] = size
         model = timm.create_model(name, **options)
     else:
-        import torchvision
-
         if name.startswith("vit_") and size != 224:
             options["image_size"] = size
-        if name in _listed(torchvision, torchvision.models.segmentation):
+        if _is_segmenter(library, name):
             options.setdefault("weights_backbone", None)
-        model = torchvision.models.get_model(name, **options)
+        model = _library("torchvision").models.get_model(name, **options)
     return model
 
 
@@ -158,9 +181,7 @@ def _pretrained(library: str, name: str, classes: int, size: int, channels: int)
         return _downloaded(name, lambda: make_smp(name, classes, **inputs, encoder_weights="imagenet"))
     if library not in LIBRARIES:
         raise ValueError(f"{name!r} has no ImageNet weights; give a file of weights")
-    import torchvision
-
-    if library == "torchvision" and name in _listed(torchvision, torchvision.models.segmentation):
+    if _is_segmenter(library, name):
         backbone = {"num_classes": classes, "weights_backbone": "DEFAULT"}
         return _downloaded(name, lambda: _create(library, name, size, **backbone))
     options = {"pretrained": True} if library == "timm" else {"weights": "IMAGENET1K_V1"}
@@ -232,8 +253,7 @@ def _call(name: str, classes: int) -> nn.Module:
             raise  # the module exists; something that it imports does not
         function = getattr(module, what, None)
         if not callable(function):
-            near = difflib.get_close_matches(what, vars(module), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = _similar(what, vars(module)).rstrip(".")
             raise ValueError(f"{name!r}: {where} has no function {what!r}{hint}")
         model = function(classes)
     if not isinstance(model, nn.Module):
@@ -251,70 +271,6 @@ def current_folder_importable() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
-
-
-class ResNet26(nn.Module):
-    """The ResNet of TTT for CIFAR, depth 26 and width 1, with BatchNorm; parameter names are the authors'."""
-
-    def __init__(self, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        self.conv1 = _conv(channels, 16)
-        self.layer1 = nn.Sequential(*[ResidualBlock(16, 16) for _ in range(4)])
-        self.layer2 = nn.Sequential(ResidualBlock(16, 32), *[ResidualBlock(32, 32) for _ in range(3)])
-        self.layer3 = nn.Sequential(ResidualBlock(32, 64), *[ResidualBlock(64, 64) for _ in range(3)])
-        self.bn = nn.BatchNorm2d(64)
-        self.fc = nn.Linear(64, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of images of any size."""
-        x = F.relu(self.bn(self.layer3(self.layer2(self.layer1(self.conv1(x))))))
-        # Differs: the mean over the whole map, not over 8x8: equal for 32x32 images, and other sizes work too.
-        logits: Tensor = self.fc(x.mean(dim=(2, 3)))
-        return logits
-
-
-class ResidualBlock(nn.Module):
-    """Two convolutions, each after BatchNorm and ReLU, with a shortcut without weights."""
-
-    def __init__(self, before: int, after: int) -> None:
-        super().__init__()
-        self.stride = 1 if before == after else 2
-        self.bn1 = nn.BatchNorm2d(before)
-        self.conv1 = _conv(before, after, self.stride)
-        self.bn2 = nn.BatchNorm2d(after)
-        self.conv2 = _conv(after, after)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the sum of both branches."""
-        out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(F.relu(self.bn1(x))))))
-        if self.stride > 1:
-            x = F.avg_pool2d(x, self.stride, ceil_mode=True)  # odd sizes round up, as in the convolution
-            x = F.pad(x, (0, 0, 0, 0, 0, out.shape[1] - x.shape[1]))
-        return x + out
-
-
-class DigitsNet(nn.Module):
-    """A small network with BatchNorm for images of digits from 8x8 pixels."""
-
-    def __init__(self, classes: int, channels: int = 3) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before, after, stride in ((channels, 32, 2), (32, 64, 2), (64, 128, 2), (128, 128, 1)):
-            layers += [_conv(before, after, stride), nn.BatchNorm2d(after), nn.ReLU()]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(128, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of a batch."""
-        logits: Tensor = self.head(self.body(x).mean(dim=(2, 3)))
-        return logits
-
-
-def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)  # BatchNorm has the bias
 
 
 OWN: dict[str, Callable[[int, int], nn.Module]] = {

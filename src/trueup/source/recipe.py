@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_serializer, model_validator
@@ -13,7 +13,8 @@ from trueup.data.channels import Channels, Normalize, check_normalize, make_chan
 from trueup.data.pictures import Range, Reading, Resize, check_range, default_resize
 
 Normalization = Annotated[Normalize, PlainValidator(check_normalize), PlainSerializer(lambda v: v, return_type=Any)]
-LATER = ("multilabel", "resize", "range", "grey")
+# Defaults of settings that came later are left out, so that hashes of older records and checkpoints do not change.
+LATER = {"multilabel": False, "resize": None, "range": None, "grey": False, "guard": False, "repeat": 1, "disturb": ""}
 
 
 class Settings(BaseModel):
@@ -23,22 +24,17 @@ class Settings(BaseModel):
 
     @model_serializer(mode="wrap")
     def _omit_defaults(self, dump: Callable[[Self], dict[str, Any]]) -> dict[str, Any]:
-        return omit_defaults(dump(self))
+        values = {key: value for key, value in dump(self).items() if key not in LATER or value != LATER[key]}
+        for part in ("training", "source"):
+            seen = values.get(part)
+            if isinstance(seen, dict) and seen.get("resize") == default_resize(values.get("dataset", "")):
+                values[part] = {key: value for key, value in seen.items() if key != "resize"}
+        return values
 
     def digest(self) -> str:
         """Return a short hash of all values."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def omit_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out defaults of settings that came later, so that hashes of older records and checkpoints do not change."""
-    values = {key: value for key, value in values.items() if key not in LATER or value}
-    for part in ("training", "source"):
-        seen = values.get(part)
-        if isinstance(seen, dict) and seen.get("resize") == default_resize(values.get("dataset", "")):
-            values[part] = {key: value for key, value in seen.items() if key != "resize"}
-    return values
 
 
 class SeenImages(Settings):
@@ -133,7 +129,6 @@ class Recipe(Settings):
 # Masks as in the paper: Adam, 1e-4. The paper gives neither iterations nor image size; these are ours.
 _MASKS = {"iterations": 5000, "batch": 8, "lr": 1e-4, "augment": "affine", "size": 256, "every": 250, "first": 250}
 _SIM = {"iterations": 240, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 64, "every": 80, "first": 80}
-
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
         "iterations": 450, "batch": 16, "lr": 3e-3, "augment": "none", "normalize": "half", "size": 32, "every": 100,
@@ -146,9 +141,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "imagenet": {"iterations": 0},
     "domainnet": {"iterations": 15_000},
     **dict.fromkeys(("fundus", "cardiac", "prostate", "masks"), _MASKS),
-    "fundus-sim": _SIM,
-    "cardiac-sim": _SIM,
-    "prostate-sim": _SIM,
+    **dict.fromkeys(("fundus-sim", "cardiac-sim", "prostate-sim"), _SIM),
 }  # fmt: skip
 """Differences from the paper's training, by the start of the dataset's name."""
 
@@ -156,13 +149,12 @@ SWAD_EVERY = {"vlcs": (50, 0.2), "domainnet": (500, 0.3), "digits": (25, 0.3)}
 """SWAD's validation interval and tolerance, if its authors chose others than 100 and 0.3."""
 
 
-def training_for(dataset: str, given: dict[str, Any] | None = None) -> Training:
+def training_for(dataset: str, given: Mapping[str, Any] = {}) -> Training:
     """Return the training settings of a dataset; given values override them."""
     values: dict[str, Any] = {}
     for start, preset in PRESETS.items():
         if dataset.startswith(start):
             values |= preset
-    given = given or {}
     if given.get("algorithm") == "swad":
         every, tolerance = next((v for k, v in SWAD_EVERY.items() if dataset.startswith(k)), (100, 0.3))
         every = given.get("every", every)

@@ -1,7 +1,8 @@
-"""Tasks of source training: loss and validation score of classification and segmentation."""
+"""Tasks of source training: the held-out images, loss and validation score of classification and segmentation."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,27 @@ from trueup.data.slices import SliceDomain
 from trueup.data.transforms import TRANSFORMS, augment_with_mask
 from trueup.source.recipe import Training
 
-Random = np.random.Generator
+
+def split_holdout(domain: Domain, holdout: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return indices to train on and indices held out: a share of every class, by the domain's name and the seed.
+
+    With masks it is a share of the patients, with all slices of each.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(domain.name.encode())])
+    if isinstance(domain, SliceDomain):
+        patients = rng.permutation(np.unique(domain.labels))
+        # At least one patient trains; at least one is held out, unless holdout is 0.
+        cut = min(max(round(holdout * len(patients)), int(holdout > 0)), len(patients) - 1)
+        away = np.isin(domain.labels, patients[:cut])
+        return np.flatnonzero(~away), np.flatnonzero(away)
+    train, held = [], []
+    for label in np.unique(domain.labels):
+        members = rng.permutation(np.flatnonzero(domain.labels == label))
+        # At least one image of each class trains; rounding is to the nearest.
+        cut = min(round(holdout * len(members)), len(members) - 1)
+        held.append(members[:cut])
+        train.append(members[cut:])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
 
 
 def task_of(dataset: Dataset, training: Training) -> Task:
@@ -41,7 +62,7 @@ class Classify:
             raise ValueError("multilabel is for masks; this dataset has one class per image")
         self.augment, self.size = TRANSFORMS[training.augment], training.size
 
-    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+    def read(self, domain: Domain, i: int, rng: np.random.Generator) -> tuple[Image, Any]:
         """Return image i, augmented, and its class."""
         return self.augment(domain.image(i), self.size, rng), int(domain.labels[i])
 
@@ -79,7 +100,7 @@ class Segment:
         self.augment, self.size, self.multilabel = training.augment, training.size, training.multilabel
         self.structures = structures
 
-    def read(self, domain: Domain, i: int, rng: Random) -> tuple[Image, Any]:
+    def read(self, domain: Domain, i: int, rng: np.random.Generator) -> tuple[Image, Any]:
         """Return image i and its mask, augmented together."""
         assert isinstance(domain, SliceDomain)
         image, mask = domain.image(i, self.size), domain.mask(i, self.size)

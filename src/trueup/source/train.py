@@ -9,28 +9,28 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from trueup.core import files
 from trueup.core.method import fusable
+from trueup.core.optimizer_state import follow_parameters
 from trueup.data.datasets import Dataset
 from trueup.data.domains import BrokenImageError, Domain, Image
 from trueup.data.loading import ConcatDomains, Loader, normalize_images, prefetch
 from trueup.data.streams import batches
 from trueup.model.calls import as_logits, call_model
-from trueup.source.checkpoints import KIND, Store, digest_of_file, join_groups, read_unfinished
+from trueup.source.checkpoints import KIND, Store, digest_of_file, read_unfinished
 from trueup.source.external_checkpoints import find_misfits, refuse_misfits, take_prefix
-from trueup.source.holdout import split_holdout
 from trueup.source.networks import build_network
 from trueup.source.recipe import Recipe, Training
 from trueup.source.swad import Swad
-from trueup.source.tasks import Task, task_of
+from trueup.source.tasks import Task, split_holdout, task_of
 
 log = logging.getLogger("trueup")
 Progress = Callable[[int, int], None]  # done, of how many
@@ -61,8 +61,7 @@ def train(
     for stale in store.folder.glob(f".{recipe.name}.*.partial"):  # left by a kill during a save
         if time.time() - stale.stat().st_mtime > 3600:  # not by a process that is saving now
             stale.unlink(missing_ok=True)
-    devices: list[int] = []
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(recipe.seed)
         size, channels = recipe.training.size, recipe.training.channels.count
         weights = weights or recipe.weights
@@ -73,12 +72,6 @@ def train(
     store.save(recipe, model, training.report())
     store.partial(recipe).unlink(missing_ok=True)
     return store.path(recipe)
-
-
-@dataclass
-class _Best:
-    score: float = -1.0
-    iteration: int = 0
 
 
 class _TrainingRun:
@@ -93,8 +86,8 @@ class _TrainingRun:
         self.optimizer = _optimizer(model, self.settings)
         self.parts = [split_holdout(d, self.settings.holdout, recipe.seed) for d in domains]
         self.swad = Swad(self.settings.converge, self.settings.tolerate, self.settings.tolerance)
-        self.done, self.best = 0, _Best()
-        self.kept: dict[str, Tensor] = {}
+        self.done, self.best, self.best_at = 0, -1.0, 0
+        self.kept: dict[str, Tensor] = {}  # the weights of the best iteration
         self.history: list[dict[str, float]] = []
         self.broken: set[str] = set()
         self.loaders: dict[str, Loader] = {}
@@ -154,10 +147,9 @@ class _TrainingRun:
     def step(self, i: int, x: Tensor, y: Tensor) -> None:
         """Take one optimiser step."""
         torch.manual_seed(1_000_003 * self.recipe.seed + i)  # so that dropout is the same after a resume
+        decays = sum(i >= at * self.settings.iterations for at in self.settings.decay_at)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.lr * 0.1 ** sum(
-                i >= at * self.settings.iterations for at in self.settings.decay_at
-            )
+            group["lr"] = self.settings.lr * 0.1**decays
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.task.loss(self.logits(x), y)
@@ -180,8 +172,8 @@ class _TrainingRun:
         self.history.append({"iteration": self.done, self.task.score: score, "loss": loss})
         if self.settings.algorithm == "swad":
             return self.swad.validate(loss)
-        if score > self.best.score:
-            self.best = _Best(score, self.done)
+        if score > self.best:
+            self.best, self.best_at = score, self.done
             self.kept = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
         return False
 
@@ -226,16 +218,15 @@ class _TrainingRun:
             torch.manual_seed(1_000_003 * self.recipe.seed + first)
             fresh = self.batches(pool, range(first, first + self.settings.refresh))
             if self.settings.refresh:
-                refresh_statistics(self.model, (x for _, (x, _) in fresh if len(x)))
-            self.best = _Best(self.scores(threads)[0], self.done)
+                update_bn((x for _, (x, _) in fresh if len(x)), self.model)
+            self.best, self.best_at = self.scores(threads)[0], self.done
         elif self.kept:
             self.model.load_state_dict(self.kept)
         self.model.eval()
 
     def report(self) -> dict[str, Any]:
         """Return history, kept iteration and broken files."""
-        best = {self.task.score: self.best.score, "iteration": self.best.iteration}
-        kept: dict[str, Any] = best if self.history else {}
+        kept: dict[str, Any] = {self.task.score: self.best, "iteration": self.best_at} if self.history else {}
         if self.history and self.settings.algorithm == "swad":
             kept |= {"start": self.swad.start, "end": self.swad.end, "segments": len(self.swad.losses)}
         return {"history": self.history, "kept": kept, "broken": sorted(self.broken)}
@@ -250,19 +241,18 @@ class _TrainingRun:
             "model": self.model.state_dict(),
             "kept": self.kept,
             "swad": self.swad.tensors(),
-            "optimizer": {
-                f"{i}.{name}": t for i, state in moments.items() for name, t in state.items() if t is not None
-            },
+            "optimizer": {f"{i}.{key}": t for i, state in moments.items() for key, t in state.items() if t is not None},
         }
         header = {
             "recipe": self.recipe.model_dump(mode="json"),
             "done": self.done,
-            "best": vars(self.best),
+            "best": {"score": self.best, "iteration": self.best_at},
             "history": self.history,
             "broken": sorted(self.broken),
             "swad": self.swad.values(),
         }
-        files.write(store.partial(self.recipe), join_groups(tensors), header, KIND)
+        flat = {f"{group}/{name}": t for group, named in tensors.items() for name, t in named.items()}
+        files.write(store.partial(self.recipe), flat, header, KIND)
 
     def restore(self, file: Path) -> None:
         """Resume from a saved state; if the file is unreadable or does not fit, log it and start over."""
@@ -277,17 +267,11 @@ class _TrainingRun:
         self.model.load_state_dict(take_prefix(tensors, "model/"))
         self.kept = take_prefix(tensors, "kept/")
         self.swad.restore(take_prefix(tensors, "swad/"), header["swad"])
-        moments: dict[int, dict[str, Tensor]] = {}
-        parameters = list(self.model.parameters())
-        for name, tensor in take_prefix(tensors, "optimizer/").items():
-            i, _, key = name.partition(".")
-            like = parameters[int(i)]
-            if tensor.shape == like.shape:  # fused steps need the memory layout of the parameter
-                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-            moments.setdefault(int(i), {})[key] = tensor
+        moments = {i: take_prefix(tensors, f"optimizer/{i}.") for i, _ in enumerate(self.model.parameters())}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        self.done, self.best, self.history = header["done"], _Best(*header["best"].values()), header["history"]
-        self.broken = set(header["broken"])
+        follow_parameters(self.optimizer)  # fused steps need the memory layout of the parameters
+        self.done, self.history, self.broken = header["done"], header["history"], set(header["broken"])
+        self.best, self.best_at = header["best"].values()
 
     def misfits(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> list[str]:
         """Return why a saved state does not fit; fused steps would write past the end of short tensors."""
@@ -311,26 +295,7 @@ class _TrainingRun:
 
 def _optimizer(model: nn.Module, settings: Training) -> torch.optim.Optimizer:
     parameters = list(model.parameters())
-    fused = fusable(parameters)
+    how: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fusable(parameters)}
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=settings.lr, momentum=0.9, weight_decay=settings.weight_decay, fused=fused
-        )
-    return torch.optim.Adam(parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
-
-
-@torch.no_grad()
-def refresh_statistics(model: nn.Module, images: Iterator[Tensor]) -> None:
-    """Replace the running statistics of BatchNorm layers with the mean over these batches."""
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    momenta = [layer.momentum for layer in layers]
-    if not layers:
-        return
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the mean over all batches
-    model.train()
-    for x in images:
-        model(x)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
+        return torch.optim.SGD(parameters, momentum=0.9, **how)
+    return torch.optim.Adam(parameters, **how)
