@@ -6,6 +6,7 @@ does not depend on how much is stored. On a device other than the CPU, code uses
 not depend on values, so that the host need not wait; it reads the size only if the buffers may have to grow.
 """
 
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -95,10 +96,7 @@ class Bank(Journaled):
         exact = torch.float32 if like.device.type == "mps" else torch.float64  # MPS has no float64
         # Not bfloat16: it has 8 bits of precision instead of 11, and only huge features need its range.
         stored = torch.float16 if half else dtype
-
-        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=like.device)
-
+        zeros = partial(torch.zeros, dtype=dtype, device=like.device)
         # One row per entry, the first `size` of them in use.
         self.features = nn.Buffer(zeros(0, dim, dtype=stored))
         self.probs = nn.Buffer(zeros(0, classes, dtype=stored))

@@ -1,7 +1,6 @@
 """Checks of the answers of a method."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -152,11 +151,7 @@ def not_worse_than_source(case: Case) -> None:
     batches = [case.images(32, seed=70_000 + i, shift=0.85) for i in range(20)]
     model = case.model()
     adapter = case.adapter(model)
-
-    def accuracy(answer: Callable[[Tensor], Tensor]) -> float:
-        return float(torch.stack([case.right(answer(x), y) for x, y in batches]).mean())
-
-    ours, source = accuracy(adapter), accuracy(model)
+    ours, source = (torch.stack([case.right(net(x), y) for x, y in batches]).mean() for net in (adapter, model))
     assert ours >= source - 0.02, f"{ours:.1%} after {source:.1%}"
 
 
@@ -178,5 +173,5 @@ def unwrapped_answers_alike(case: Case) -> None:
     assert not any(module.training for module in plain.modules())
     with torch.no_grad():
         alone = [case.right(plain(x), y) for x, y in batches[-3:]]
-    ours, theirs = (float(torch.stack(part).mean()) for part in (alone, online))
+    ours, theirs = (torch.stack(part).mean() for part in (alone, online))
     assert ours >= theirs - 0.03, f"{ours:.1%} unwrapped after {theirs:.1%}"
