@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from trueup.core.registry import register
+from trueup.methods.base import register
 from trueup.methods.bn import Bn
 
 # Differs: the batch's variance is biased, as in training; published code uses the unbiased one.

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.registry import register
+from trueup.methods.base import Output, SplitModel, register
 from trueup.methods.eta import Eta
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float
 
 

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from trueup.core.method import Info
-from trueup.core.registry import register
+from trueup.methods.base import Info, Params, register
 from trueup.methods.pl import Pl
 from trueup.methods.tent import Tent
-from trueup.model.params import Params
 
 
 @register

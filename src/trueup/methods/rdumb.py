@@ -6,9 +6,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trueup.core.registry import register
+from trueup.methods.base import Output, SplitModel, register
 from trueup.methods.eta import Eta
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_int
 
 

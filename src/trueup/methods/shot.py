@@ -5,10 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from trueup.core.registry import register
 from trueup.losses import pseudo_label_loss
+from trueup.methods.base import Output, SplitModel, register
 from trueup.methods.shot_im import ShotIm
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float
 
 
