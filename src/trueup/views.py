@@ -212,7 +212,7 @@ def _color_jitter(
     x: Tensor, changes: Sequence[tuple[Callable[[Tensor, float], Tensor], float]], normalization: Normalization | None
 ) -> Tensor:
     """Change colours by these strengths, in an order that all images share; without normalization only contrast."""
-    # Differs: published code changes all images of a batch alike; here they share only the order of colour changes.
+    # Differs: CoTTA's and ROID's code changes all images alike; here they share only the order of colour changes.
     changes = [pair for pair in changes if normalization is not None or pair[0] is _contrast]
     for i in torch.randperm(len(changes)).tolist():
         change, strength = changes[i]
