@@ -79,12 +79,9 @@ def is_alive(process: int) -> bool:
     """Return True if another process has this id; on Windows, where it cannot be asked safely, always True."""
     if process == os.getpid():
         return False
-    if os.name == "nt":  # signal 0 would end the process there
-        return True
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+        if os.name != "nt":  # signal 0 would end the process there
+            os.kill(process, 0)
+    except OSError as error:  # also if the process is another user's
+        return not isinstance(error, ProcessLookupError)
     return True

@@ -18,22 +18,6 @@ from trueup.guard.rules import (
 Signs = BatchSignals  # the name until version 0.2
 
 __all__ = [
-    "PUBLISHED",
-    "RULES",
-    "Action",
-    "Agreement",
-    "Asr",
-    "BatchSignals",
-    "Concentration",
-    "Cotta",
-    "Diversity",
-    "Drift",
-    "RDumb",
-    "Roid",
-    "Rule",
-    "Sar",
-    "Shift",
-    "Signs",
-    "Spike",
-    "buffers",
-]
+    "PUBLISHED", "RULES", "Action", "Agreement", "Asr", "BatchSignals", "Concentration", "Cotta", "Diversity", "Drift",
+    "RDumb", "Roid", "Rule", "Sar", "Shift", "Signs", "Spike", "buffers",
+]  # fmt: skip

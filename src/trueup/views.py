@@ -84,9 +84,7 @@ def cotta_view(x: Tensor, normalization: Normalization | None = None, *, strengt
     `strength` scales all of it; 0 changes nothing. Without `normalization` contrast is the only colour change, and
     there is no noise.
     """
-    view = _to_float(x, normalization)
-    # Differs: the published code changes all images of a batch alike; here they share only the order of colour changes.
-    view = _color_jitter(view, [(change, strength) for change in _COLORS], normalization)
+    view = _color_jitter(_to_float(x, normalization), [(change, strength) for change in _COLORS], normalization)
     view = _random_affine(view, strength, "border")
     view = _blur(view, 0.5 * strength * _random(view))
     view = _random_flip(view, 0.5 * strength)
@@ -98,9 +96,7 @@ def cotta_view(x: Tensor, normalization: Normalization | None = None, *, strengt
 @torch.no_grad()
 def roid_view(x: Tensor, normalization: Normalization | None = None) -> Tensor:
     """Make ROID's strong view of each image: CoTTA's without blur and noise, with reflection padding."""
-    view = _to_float(x, normalization)
-    # Differs: the published code changes all images of a batch alike; here they share only the order of colour changes.
-    view = _color_jitter(view, [(change, 1.0) for change in _COLORS], normalization)
+    view = _color_jitter(_to_float(x, normalization), [(change, 1.0) for change in _COLORS], normalization)
     return _from_float(_random_flip(_random_affine(view, 1.0, "reflection")), x, normalization)
 
 
@@ -216,6 +212,7 @@ def _color_jitter(
     x: Tensor, changes: Sequence[tuple[Callable[[Tensor, float], Tensor], float]], normalization: Normalization | None
 ) -> Tensor:
     """Change colours by these strengths, in an order that all images share; without normalization only contrast."""
+    # Differs: CoTTA's and ROID's code changes all images alike; here they share only the order of colour changes.
     changes = [pair for pair in changes if normalization is not None or pair[0] is _contrast]
     for i in torch.randperm(len(changes)).tolist():
         change, strength = changes[i]
@@ -301,14 +298,12 @@ def _warp(x: Tensor, matrix: Tensor, shift: Tensor, padding: str = "border") -> 
     if not len(x):
         return x
     height, width = x.shape[2:]
-    sides = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=x.dtype, device=x.device)
+    sides = x.new_tensor([[1.0, height / width], [width / height, 1.0]])
     theta = torch.cat([matrix * sides, 2 * shift.unsqueeze(2)], dim=2)
     grid = F.affine_grid(theta, list(x.shape), align_corners=False)
     reflect = padding == "reflection"  # torch mirrors at the centres of edge pixels only with align_corners=True
     if reflect:
-        grid = grid * torch.tensor(
-            [side / max(1, side - 1) for side in (width, height)], dtype=x.dtype, device=x.device
-        )
+        grid = grid * x.new_tensor([side / max(1, side - 1) for side in (width, height)])
     return F.grid_sample(x, grid, mode="bilinear", padding_mode=padding, align_corners=reflect)
 
 
@@ -328,8 +323,7 @@ def _blur(x: Tensor, sigma: Tensor, radius: int = 2) -> Tensor:
     offset = torch.arange(-radius, radius + 1, dtype=x.dtype, device=x.device).reshape(-1, 1, 1, 1, 1)
     kernel = torch.exp(-offset.square() / (2 * sigma.clamp(min=1e-3).square()))
     kernel = kernel / kernel.sum(dim=0)
-    height, width = x.shape[2:]
-    tall = F.pad(x, (0, 0, radius, radius), mode="replicate")
-    x = sum((kernel[i] * tall[:, :, i : i + height] for i in range(len(kernel))), torch.zeros_like(x))
-    wide = F.pad(x, (radius, radius, 0, 0), mode="replicate")
-    return sum((kernel[i] * wide[:, :, :, i : i + width] for i in range(len(kernel))), torch.zeros_like(x))
+    for dim, pad in ((2, (0, 0, radius, radius)), (3, (radius, radius, 0, 0))):
+        wide, start = F.pad(x, pad, mode="replicate"), torch.zeros_like(x)
+        x = sum((kernel[i] * wide.narrow(dim, i, x.shape[dim]) for i in range(len(kernel))), start)
+    return x

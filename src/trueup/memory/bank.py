@@ -6,6 +6,7 @@ does not depend on how much is stored. On a device other than the CPU, code uses
 not depend on values, so that the host need not wait; it reads the size only if the buffers may have to grow.
 """
 
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -82,21 +83,6 @@ class Bank(Journaled):
     Ties: the older entry is kept at equal entropy; the newest, as an entry just inserted, is nearest.
     """
 
-    features: Tensor
-    probs: Tensor
-    labels: Tensor
-    entropy: Tensor
-    scale: Tensor
-    weight: Tensor
-    arrival: Tensor
-    sketches: Tensor
-    centre: Tensor
-    projection: Tensor
-    counts: Tensor
-    sums: Tensor
-    peak: Tensor
-    table: Tensor
-    seen: Tensor
     large = (*ROW_BUFFERS, "sketches", "centre", "projection")
 
     def __init__(
@@ -110,28 +96,25 @@ class Bank(Journaled):
         exact = torch.float32 if like.device.type == "mps" else torch.float64  # MPS has no float64
         # Not bfloat16: it has 8 bits of precision instead of 11, and only huge features need its range.
         stored = torch.float16 if half else dtype
-
-        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=like.device)
-
+        zeros = partial(torch.zeros, dtype=dtype, device=like.device)
         # One row per entry, the first `size` of them in use.
-        self.register_buffer("features", zeros(0, dim, dtype=stored))
-        self.register_buffer("probs", zeros(0, classes, dtype=stored))
-        self.register_buffer("labels", zeros(0, dtype=torch.int64))
-        self.register_buffer("entropy", zeros(0))
-        self.register_buffer("scale", zeros(0))  # 1 / norm, for similarities
-        self.register_buffer("weight", zeros(0))  # 1 / L2 norm, for sums of unit features
-        self.register_buffer("arrival", zeros(0, dtype=torch.int64))
+        self.features = nn.Buffer(zeros(0, dim, dtype=stored))
+        self.probs = nn.Buffer(zeros(0, classes, dtype=stored))
+        self.labels = nn.Buffer(zeros(0, dtype=torch.int64))
+        self.entropy = nn.Buffer(zeros(0))
+        self.scale = nn.Buffer(zeros(0))  # 1 / norm, for similarities
+        self.weight = nn.Buffer(zeros(0))  # 1 / L2 norm, for sums of unit features
+        self.arrival = nn.Buffer(zeros(0, dtype=torch.int64))
         if sketch:  # empty until the bank is large: `_init_sketches`
-            self.register_buffer("projection", nearest.make_projection(dim, self.scale))
-            self.register_buffer("centre", zeros(dim))
-            self.register_buffer("sketches", zeros(0, self.projection.shape[1] + 1, dtype=stored))
+            self.projection = nn.Buffer(nearest.make_projection(dim, self.scale))
+            self.centre: Tensor = nn.Buffer(zeros(dim))
+            self.sketches: Tensor = nn.Buffer(zeros(0, self.projection.shape[1] + 1, dtype=stored))
         # One row per class. The table holds rows sorted by (entropy, arrival), then -1; it is empty without a filter.
-        self.register_buffer("counts", zeros(classes, dtype=torch.int64))
-        self.register_buffer("sums", zeros(classes, dim, dtype=exact))
-        self.register_buffer("peak", zeros(classes))  # norm of the longest feature since the sum was recomputed
-        self.register_buffer("table", zeros(classes, 0, dtype=torch.int64))
-        self.register_buffer("seen", zeros(1, dtype=torch.int64))
+        self.counts = nn.Buffer(zeros(classes, dtype=torch.int64))
+        self.sums = nn.Buffer(zeros(classes, dim, dtype=exact))
+        self.peak = nn.Buffer(zeros(classes))  # norm of the longest feature since the sum was recomputed
+        self.table: Tensor = nn.Buffer(zeros(classes, 0, dtype=torch.int64))
+        self.seen: Tensor = nn.Buffer(zeros(1, dtype=torch.int64))
         self._capacity = 2**63 - 1 if per_class is None else classes * per_class
         self._bounds = Bounds(self.counts, -1, 0, 0, 0)  # invalid: version -1 never matches
 

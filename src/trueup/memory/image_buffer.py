@@ -19,19 +19,15 @@ class ImageBuffer(Journaled):
     Subclasses decide which images are kept. `waiting` is the number of images since the last update.
     """
 
-    pixels: Tensor
-    shape: Tensor
-    labels: Tensor
-    waiting: Tensor
     large = ("pixels",)
 
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__()
         self.classes = classes
-        self.register_buffer("pixels", torch.zeros(capacity, 0, dtype=like.dtype, device=like.device))  # flat images
-        self.register_buffer("shape", torch.zeros(0, dtype=torch.int64, device=like.device))  # empty before any image
-        self.register_buffer("labels", torch.full((capacity,), -1, dtype=torch.int64, device=like.device))
-        self.register_buffer("waiting", torch.zeros(1, dtype=torch.int64, device=like.device))
+        self.pixels: Tensor = nn.Buffer(torch.zeros(capacity, 0, dtype=like.dtype, device=like.device))  # flat images
+        self.shape: Tensor = nn.Buffer(torch.zeros(0, dtype=torch.int64, device=like.device))  # empty before any image
+        self.labels = nn.Buffer(torch.full((capacity,), -1, dtype=torch.int64, device=like.device))
+        self.waiting = nn.Buffer(torch.zeros(1, dtype=torch.int64, device=like.device))
 
     def verify(self) -> None:
         """Refuse inconsistent contents, as from a damaged file."""
@@ -78,11 +74,9 @@ class ImageBuffer(Journaled):
 class PbrsBuffer(ImageBuffer):
     """Prediction-balanced reservoir sampling (PBRS): equally many images of each predicted class, uniform over time."""
 
-    seen: Tensor
-
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__(capacity, classes, like)
-        self.register_buffer("seen", torch.zeros(classes, dtype=torch.int64, device=like.device))
+        self.seen = nn.Buffer(torch.zeros(classes, dtype=torch.int64, device=like.device))
 
     def verify(self) -> None:
         """Refuse inconsistent contents."""
@@ -123,14 +117,11 @@ def _choose_slot(stored: list[int], label: int, seen: int, random: list[float]) 
 class CstuBuffer(ImageBuffer):
     """Category-balanced sampling with timeliness and uncertainty (CSTU): old or uncertain images are replaced."""
 
-    age: Tensor
-    entropy: Tensor
-
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__(capacity, classes, like)
-        self.register_buffer("age", torch.zeros_like(self.labels))
+        self.age = nn.Buffer(torch.zeros_like(self.labels))
         dtype = torch.promote_types(like.dtype, torch.float32)
-        self.register_buffer("entropy", torch.zeros_like(self.labels, dtype=dtype))
+        self.entropy = nn.Buffer(torch.zeros_like(self.labels, dtype=dtype))
 
     def verify(self) -> None:
         """Refuse inconsistent contents."""
@@ -172,13 +163,11 @@ class CstuBuffer(ImageBuffer):
 class LowEntropyBuffer(ImageBuffer):
     """The images of lowest entropy of each predicted class."""
 
-    entropy: Tensor
-
     def __init__(self, capacity: int, classes: int, like: Tensor) -> None:
         super().__init__(capacity, classes, like)
         # Differs: with more classes than slots published code keeps nothing; here one image of a class may stay.
         self.per_class = max(1, capacity // classes)
-        self.register_buffer("entropy", self.labels.to(torch.promote_types(like.dtype, torch.float32)))
+        self.entropy = nn.Buffer(self.labels.to(torch.promote_types(like.dtype, torch.float32)))
 
     def verify(self) -> None:
         """Refuse inconsistent contents."""

@@ -15,13 +15,6 @@ class PixelBank(nn.Module):
     `keep_lowest` keeps the entries of lowest entropy instead, the newest at equal entropy.
     """
 
-    features: Tensor
-    probs: Tensor
-    entropy: Tensor
-    weight: Tensor
-    arrival: Tensor
-    seen: Tensor
-
     def __init__(self, classes: int, dim: int, capacity: int, like: Tensor, *, keep_lowest: bool = False) -> None:
         super().__init__()
         self.keep_lowest = keep_lowest
@@ -30,12 +23,12 @@ class PixelBank(nn.Module):
         def full(*shape: int, value: float = 0.0, dtype: torch.dtype = dtype) -> Tensor:
             return torch.full((classes, capacity, *shape), value, dtype=dtype, device=like.device)
 
-        self.register_buffer("features", full(dim))
-        self.register_buffer("probs", full(classes))
-        self.register_buffer("entropy", full())
-        self.register_buffer("weight", full())
-        self.register_buffer("arrival", full(value=-1, dtype=torch.int64))  # -1: no entry
-        self.register_buffer("seen", torch.zeros(1, dtype=torch.int64, device=like.device))
+        self.features = nn.Buffer(full(dim))
+        self.probs = nn.Buffer(full(classes))
+        self.entropy = nn.Buffer(full())
+        self.weight = nn.Buffer(full())
+        self.arrival = nn.Buffer(full(value=-1, dtype=torch.int64))  # -1: no entry
+        self.seen: Tensor = nn.Buffer(torch.zeros(1, dtype=torch.int64, device=like.device))
 
     @torch.no_grad()
     def insert(self, features: Tensor, probs: Tensor, labels: Tensor, entropy: Tensor, weight: Tensor) -> None:

@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info, Named, fusable
-from trueup.core.registry import register
 from trueup.losses import cosine, negative_diversity
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Named, Output, SplitModel, fusable, register
 from trueup.validate import check_float, check_int
 from trueup.views import moco_view, weak_view
 

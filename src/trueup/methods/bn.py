@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from trueup.core.method import Info, Method
-from trueup.core.registry import register
+from trueup.methods.base import Info, Method, register
 
 
 @register

@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import soft_cross_entropy
-from trueup.model.split_model import Output, SplitModel
-from trueup.norm import POLICIES, parse_norm
+from trueup.methods.base import GradientMethod, Info, Output, SplitModel, register
 from trueup.validate import check_float, check_int
 from trueup.views import check_images, cotta_view
 
@@ -75,28 +72,19 @@ class Cotta(GradientMethod):
 
     def _target(self, teacher: SplitModel, x: Tensor, *, views: bool) -> Tensor:
         """Return the teacher's logits for the images or the mean over views; update its estimates once."""
-        if self._keeps_estimates or not views:
+        keeps_estimates = teacher.policy.remembers  # which views must not change
+        if keeps_estimates or not views:
             target = teacher(x, update=True).logits
         if views:
-            target = self._mean_over_views(teacher, x)
+            # Differs: published code runs one view of the batch at a time; here batch statistics cover several views.
+            each, sums = max(1, self.chunk // len(x)), []
+            for n in [min(each, self.views - done) for done in range(0, self.views, each)]:
+                images = cotta_view(x.repeat(n, 1, 1, 1), teacher.normalization)
+                logits = teacher(images, update=not keeps_estimates).logits  # records statistics for unwrap()
+                sums.append(logits.reshape(n, len(x), -1).sum(dim=0))
+            target = torch.stack(sums).sum(dim=0) / self.views
         teacher.update_estimates()
         return target
-
-    @property
-    def _keeps_estimates(self) -> bool:
-        """True if the normalisation policy keeps estimates, which views must not change."""
-        return POLICIES[parse_norm(self.norm)[0]].remembers
-
-    def _mean_over_views(self, teacher: SplitModel, x: Tensor) -> Tensor:
-        """Return the mean logits over views, as many whole views of the batch per forward as `chunk` allows."""
-        # Differs: published code runs one view of the batch at a time; here batch statistics cover several views.
-        each = max(1, self.chunk // len(x))
-        sums = []
-        for n in [min(each, self.views - done) for done in range(0, self.views, each)]:
-            views = cotta_view(x.repeat(n, 1, 1, 1), teacher.normalization)
-            logits = teacher(views, update=not self._keeps_estimates).logits  # records statistics for unwrap()
-            sums.append(logits.reshape(n, len(x), -1).sum(dim=0))
-        return torch.stack(sums).sum(dim=0) / self.views
 
     def loss(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Return the cross-entropy with the teacher's prediction."""
@@ -111,5 +99,4 @@ class Cotta(GradientMethod):
 
     def predict(self, net: SplitModel, out: Output, state: Any) -> Tensor:
         """Return the teacher's logits from before the update."""
-        target: Tensor = out.memo["target"]
-        return target
+        return torch.as_tensor(out.memo["target"])

@@ -8,12 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info, Named
-from trueup.core.registry import register
 from trueup.losses import entropy
-from trueup.methods.sar import clear_gradients, sgd_without_last
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Named, Output, Params, SplitModel, register
+from trueup.methods.sar import sgd_without_last
 from trueup.validate import check_float, check_int
 
 
@@ -85,8 +82,8 @@ class Deyo(GradientMethod):
         return (weight * h)[chosen].mean()
 
     def after(self, net: SplitModel, out: Output, state: Any) -> None:
-        """Clear gradients of skipped layers."""
-        clear_gradients(net)
+        """Clear gradients of skipped layers, which would accumulate."""
+        net.zero_grad()
 
     def optimizer(self, named: Named) -> torch.optim.Optimizer:
         """Return SGD with momentum for all but the last normalisation layers."""

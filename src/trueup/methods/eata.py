@@ -1,17 +1,15 @@
 """EATA: ETA with a penalty on changes of weights that matter for the source domain."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import Info
-from trueup.core.registry import register
+from trueup.methods.base import Output, SplitModel, register
 from trueup.methods.eta import Eta
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float
 
 
@@ -23,13 +21,11 @@ class Eata(Eta):
     fisher_weight: float = 2000.0
     """Weight of the penalty."""
 
-    info = Info(
+    info = replace(
+        Eta.info,
         name="eata",
         title="EATA",
-        paper="Niu et al., Efficient Test-Time Model Adaptation without Forgetting, ICML 2022",
-        tasks=("classification", "segmentation"),
         needs=("prepare",),
-        passes="1 forward, 1 backward",
         memory="the mean prediction, and two values for each updated parameter",
         settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, fisher_weight=1, batches of 200 "
         "(mariodoebler/test-time-adaptation), where this is SGD.",

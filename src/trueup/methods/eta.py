@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info, Named, fusable
-from trueup.core.registry import register
 from trueup.losses import entropy
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Named, Output, Params, SplitModel, fusable, register
 from trueup.validate import check_float
 
 

@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import Info, Method
-from trueup.core.registry import register
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import Info, Method, Output, SplitModel, register
 from trueup.validate import check_bool, check_choice, check_int
 
 

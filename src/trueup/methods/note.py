@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.memory.image_buffer import PbrsBuffer
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, Params, SplitModel, register
 from trueup.validate import check_int
 
 

@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod
-from trueup.core.registry import register
 from trueup.losses import entropy, soft_cross_entropy
 from trueup.memory.pixel_bank import PixelBank, draw_pixels
+from trueup.methods.base import GradientMethod, Output, SplitModel, register
 from trueup.methods.tsd import Tsd
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_bool, check_float, check_int
 
 SEED_WEIGHT = 1e-6  # weight of the head's rows as neighbours: they represent no pixels

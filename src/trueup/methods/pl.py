@@ -5,10 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import pseudo_label_loss
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, SplitModel, register
 from trueup.validate import check_float
 
 

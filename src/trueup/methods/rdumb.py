@@ -1,15 +1,13 @@
 """RDumb: ETA with a reset at fixed intervals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from trueup.core.method import Info
-from trueup.core.registry import register
+from trueup.methods.base import Output, SplitModel, register
 from trueup.methods.eta import Eta
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_int
 
 
@@ -21,13 +19,12 @@ class Rdumb(Eta):
     every: int = 1000
     """Batches between two resets."""
 
-    info = Info(
+    info = replace(
+        Eta.info,
         name="rdumb",
         title="RDumb",
         paper="Press et al., RDumb: A simple approach that questions our progress in continual test-time adaptation, "
         "NeurIPS 2023",
-        tasks=("classification", "segmentation"),
-        passes="1 forward, 1 backward",
         memory="the mean prediction and a count of batches",
         settings="CIFAR-10-C: Adam with lr=1e-3, redundancy=0.4, batches of 200 (mariodoebler/test-time-adaptation), "
         "where this is SGD.",

@@ -7,12 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import entropy, soft_cross_entropy
+from trueup.methods.base import GradientMethod, Info, Output, Params, SplitModel, register
 from trueup.methods.eta import running_mean
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_choice, check_float
 from trueup.views import roid_view
 

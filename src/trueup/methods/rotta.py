@@ -7,12 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import soft_cross_entropy
 from trueup.memory.image_buffer import CstuBuffer
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, Params, SplitModel, register
 from trueup.validate import check_float, check_int
 from trueup.views import check_images, cotta_view
 

@@ -8,12 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info, Named, fusable
-from trueup.core.registry import register
 from trueup.losses import entropy
+from trueup.methods.base import GradientMethod, Info, Named, Output, Params, SplitModel, fusable, register
 from trueup.methods.eta import running_mean
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float
 
 log = logging.getLogger("trueup")
@@ -79,7 +76,7 @@ class Sar(GradientMethod):
 
     def after(self, net: SplitModel, out: Output, state: Any) -> Literal["reset"] | None:
         """Move the running mean a tenth of the way to the second pass's loss; ask for a reset if it is too low."""
-        clear_gradients(net)
+        net.zero_grad()  # gradients of parameters that the optimiser skips would accumulate
         loss = out.memo.get("loss")
         if loss is None or not bool(loss.isfinite()):
             return None
@@ -108,9 +105,3 @@ def sgd_without_last(method: Any, named: Named) -> torch.optim.Optimizer:
     kept = layers[: max(1, len(layers) - math.ceil(part * len(layers)))]
     parameters = [p for name, p in named if name.rpartition(".")[0] in kept]
     return torch.optim.SGD(parameters, lr=method.lr, momentum=method.momentum, fused=fusable(parameters))
-
-
-def clear_gradients(net: SplitModel) -> None:
-    """Clear all gradients: those of parameters that the optimiser skips would accumulate."""
-    for p in net.selected.values():
-        p.grad = None

@@ -1,15 +1,13 @@
 """SHOT online: information maximisation and pseudo-labels with the classifier frozen."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from trueup.core.method import Info
-from trueup.core.registry import register
 from trueup.losses import pseudo_label_loss
+from trueup.methods.base import Output, SplitModel, register
 from trueup.methods.shot_im import ShotIm
-from trueup.model.split_model import Output, SplitModel
 from trueup.validate import check_float
 
 
@@ -25,15 +23,7 @@ class Shot(ShotIm):
     label_weight: float = 0.1
     """β: weight of the cross-entropy with pseudo-labels."""
 
-    info = Info(
-        name="shot",
-        title="SHOT, online",
-        paper="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
-        tasks=("classification", "segmentation"),
-        passes="1 forward, 1 backward",
-        works="Balanced streams with large batches.",
-        breaks="Streams with rare classes or sorted by class: predictions are spread over all classes anyway.",
-    )
+    info = replace(ShotIm.info, name="shot", title="SHOT, online", works="Balanced streams with large batches.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

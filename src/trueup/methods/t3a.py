@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import Info, Method
-from trueup.core.registry import register
 from trueup.memory.bank import Bank
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import Info, Method, Output, SplitModel, register
 from trueup.validate import check_int
 
 

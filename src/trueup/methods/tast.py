@@ -8,11 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.memory.bank import Bank
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, Params, SplitModel, register
 from trueup.validate import check_int
 
 

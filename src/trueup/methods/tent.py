@@ -5,11 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import entropy
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, Params, SplitModel, register
 
 
 @register

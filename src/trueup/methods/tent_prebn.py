@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import entropy
-from trueup.model.params import Params
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, Params, SplitModel, register
 
 
 @register
@@ -39,12 +36,9 @@ class TentPrebn(GradientMethod):
 
     def init(self, net: SplitModel) -> nn.Module:
         """Return γ = 1 and β = 0 for each feature."""
-        weight = net.weight.detach()
+        weight = net.weight
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        state = nn.Module()
-        state.weight = nn.Parameter(torch.ones(weight.shape[1], dtype=dtype, device=weight.device))
-        state.bias = nn.Parameter(torch.zeros_like(state.weight))
-        return state
+        return nn.BatchNorm1d(weight.shape[1], track_running_stats=False, dtype=dtype, device=weight.device)
 
     def forward(self, net: SplitModel, x: Tensor, state: Any) -> Output:
         """Compute predictions here, before the step; a multi-label model has a state for each label."""

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trueup.core.method import GradientMethod, Info
-from trueup.core.registry import register
 from trueup.losses import cosine, kl_divergence, soft_cross_entropy
 from trueup.memory.bank import Bank
-from trueup.model.split_model import Output, SplitModel
+from trueup.methods.base import GradientMethod, Info, Output, SplitModel, register
 from trueup.validate import check_bool, check_choice, check_float, check_int
 
 

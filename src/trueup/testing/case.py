@@ -1,7 +1,8 @@
-"""A method under test: how the checks make adapters, streams and comparisons."""
+"""A method under test, the list of checks, and how they make adapters, streams and comparisons."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trueup.core.adapt import adapt
 from trueup.core.adapter import Adapter
 from trueup.core.method import GradientMethod, Method
 from trueup.core.saving import to_file
+from trueup.core.state import named_tensors
 from trueup.testing import toys
 
 
@@ -103,6 +105,30 @@ class Case:
         return issubclass(self.method, GradientMethod)
 
 
+Check = Callable[[Case], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    """Add a function to the contract under its own name."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def check_method(method: type[Method], **hyper: Any) -> None:
+    """Run every check on a method, for each of its tasks; an AssertionError names those that fail."""
+    failures = []
+    for kind in kinds(method):
+        for name, check in CHECKS.items():
+            try:
+                check(Case(method, hyper, kind))
+            except SkipCheck:
+                continue
+            except Exception as error:
+                failures.append(f"{name} ({kind}): {type(error).__name__}: {error}")
+    assert not failures, f"{method.__name__} breaks the contract:\n" + "\n".join(failures)
+
+
 def play(adapter: Adapter, xs: list[Tensor]) -> list[Tensor]:
     """Return the adapter's answers to a stream."""
     return [adapter(x) for x in xs]
@@ -126,9 +152,17 @@ def _whole(adapter: Adapter) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not adapter.built:
         return dict(adapter.state_dict()), {"batches": adapter.batches}
     tensors, header = to_file(adapter)
-    model = adapter.net.model
-    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {**tensors, **{f"model/{n}": t.detach() for n, t in everything.items()}}, header
+    return tensors | {f"model/{n}": t.detach() for n, t in named_tensors(adapter.net.model).items()}, header
+
+
+@contextmanager
+def raises(error: type[Exception], otherwise: str) -> Iterator[None]:
+    """Fail with the message `otherwise` unless the block raises this error."""
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(otherwise)
 
 
 def reload(adapter: Adapter, other: Adapter) -> Adapter:
@@ -139,11 +173,6 @@ def reload(adapter: Adapter, other: Adapter) -> Adapter:
         assert [p.name for p in Path(folder).iterdir()] == ["state.safetensors"]
         other.load(path)
     return other
-
-
-def storages(tensors: Iterator[Tensor] | list[Tensor]) -> list[int]:
-    """Return the addresses of the storages of tensors; empty ones have none."""
-    return [t.untyped_storage().data_ptr() for t in tensors if t.numel()]
 
 
 def frozen_tensors(adapter: Adapter) -> list[Tensor]:

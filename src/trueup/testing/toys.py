@@ -72,8 +72,7 @@ def segnet(seed: int = 0, *, norm: str = "batch", multilabel: bool = False) -> n
 
 @cache
 def _trained(kind: str, seed: int) -> nn.Sequential:
-    devices: list[int] = []  # fork the CPU's generator only
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+    with torch.random.fork_rng([]), torch.inference_mode(False), torch.enable_grad():  # of the CPU only
         torch.manual_seed(seed)
         model = MODELS[kind]()
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -85,10 +84,7 @@ def _trained(kind: str, seed: int) -> nn.Sequential:
 
 
 def _loss(model: nn.Module, kind: str, seed: int) -> Tensor:
-    if kind in ("conv", "patch"):
-        x, y = images(64, seed=seed)
-        return F.cross_entropy(model(x), y)
-    x, y = scenes(16, seed=seed)
+    x, y = images(64, seed=seed) if kind in ("conv", "patch") else scenes(16, seed=seed)
     if kind.endswith("labels"):
         return F.binary_cross_entropy_with_logits(model(x), as_labels(y).float())
     return F.cross_entropy(model(x), y)

@@ -1,6 +1,6 @@
 """Checks of the answers of a method."""
 
-from collections.abc import Callable
+import copy
 from typing import Any
 
 import torch
@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trueup.norm import NUMBERS
-from trueup.testing.case import Case, SkipCheck, frozen_tensors, play, same
-from trueup.testing.checks.contract import check
+from trueup.testing.case import Case, SkipCheck, check, difference, frozen_tensors, play, same
 
 
 @check
@@ -27,18 +26,14 @@ def output(case: Case) -> None:
 @check
 def lr_zero_is_the_plain_forward(case: Case) -> None:
     """With a learning rate of 0 the answers are the model's own, and no parameter moves."""
-    _learning(case)
+    if not case.learns:
+        raise SkipCheck("takes no gradient steps")
     model = case.model()
     adapter = case.adapter(model, lr=0.0, norm="source")
     with torch.no_grad():
         for x in case.stream(3):
             torch.testing.assert_close(adapter(x), model(x))
     assert all(torch.equal(p, q) for p, q in zip(adapter.net.model.parameters(), model.parameters(), strict=True))
-
-
-def _learning(case: Case) -> None:
-    if not case.learns:
-        raise SkipCheck("takes no gradient steps")
 
 
 @check
@@ -68,26 +63,21 @@ def _bn(model: nn.Module, i: int) -> nn.Module:
 
 def _by_hand(model: nn.Module, x: Tensor, policy: str, running: dict[int, list[Tensor]]) -> Tensor:
     """Run the tiny network with BatchNorm spelt out; update `running` as "ema" does."""
+    share = {"source": 0.0, "batch": 1.0, "ema": NUMBERS["ema"]}[policy]  # of the batch in the statistics
     with torch.no_grad():
         for i in (0, 1):
             x = F.conv2d(x, model.get_parameter(f"conv{i}.weight"), stride=2, padding=1)
-            mean, var = running[i]
-            n = x.numel() / x.shape[1]
-            batch_mean = x.sum(dim=(0, 2, 3)) / n
-            batch_var = (x - batch_mean.view(1, -1, 1, 1)).square().sum(dim=(0, 2, 3)) / n
-            if policy == "batch":
-                mean, var = batch_mean, batch_var
-            elif policy == "ema":
-                mean = (1 - NUMBERS["ema"]) * mean + NUMBERS["ema"] * batch_mean
-                var = (1 - NUMBERS["ema"]) * var + NUMBERS["ema"] * batch_var
-                running[i] = [mean, var]
-            x = (x - mean.view(1, -1, 1, 1)) / (var.view(1, -1, 1, 1) + 1e-5).sqrt()
-            x = x * model.get_parameter(f"bn{i}.weight").view(1, -1, 1, 1)
-            x = (x + model.get_parameter(f"bn{i}.bias").view(1, -1, 1, 1)).relu()
+            batch_mean = x.mean(dim=(0, 2, 3))
+            batch = batch_mean, (x - batch_mean[:, None, None]).square().mean(dim=(0, 2, 3))
+            used = [(1 - share) * old + share * new for old, new in zip(running[i], batch, strict=True)]
+            if policy == "ema":
+                running[i] = used
+            mean, var, scale, shift = (t[:, None, None] for t in (*used, *_bn(model, i).parameters()))
+            x = ((x - mean) / (var + 1e-5).sqrt() * scale + shift).relu()
         weight, bias = model.get_parameter("head.weight"), model.get_parameter("head.bias")
         if weight.ndim == 2:
             return F.linear(x.mean(dim=(2, 3)), weight, bias)
-        scores = torch.einsum("ndhw,cd->nchw", x, weight[:, :, 0, 0]) + bias.view(1, -1, 1, 1)
+        scores = torch.einsum("ndhw,cd->nchw", x, weight[:, :, 0, 0]) + bias[:, None, None]
         return F.interpolate(scores, scale_factor=4, mode="bilinear")
 
 
@@ -161,9 +151,27 @@ def not_worse_than_source(case: Case) -> None:
     batches = [case.images(32, seed=70_000 + i, shift=0.85) for i in range(20)]
     model = case.model()
     adapter = case.adapter(model)
-
-    def accuracy(answer: Callable[[Tensor], Tensor]) -> float:
-        return float(torch.stack([case.right(answer(x), y) for x, y in batches]).mean())
-
-    ours, source = accuracy(adapter), accuracy(model)
+    ours, source = (torch.stack([case.right(net(x), y) for x, y in batches]).mean() for net in (adapter, model))
     assert ours >= source - 0.02, f"{ours:.1%} after {source:.1%}"
+
+
+@check
+def unwrapped_answers_alike(case: Case) -> None:
+    """On a strong shift the unwrapped model is at most three points below what the adapter answered; it only copies.
+
+    A method whose gain is not in weights and statistics says so in `Info.lost`.
+    """
+    if case.method.info.lost:
+        raise SkipCheck(f"the plain model does not have {case.method.info.lost}")
+    size = 96 if case.task == "classification" else 8
+    batches = [case.images(size, seed=80_000 + i, shift=1.3) for i in range(6)]
+    adapter = case.adapter()
+    online = [case.right(adapter(x), y) for x, y in batches][-3:]
+    before = copy.deepcopy(adapter)
+    plain = adapter.unwrap()
+    assert difference(before, adapter) == []
+    assert not any(module.training for module in plain.modules())
+    with torch.no_grad():
+        alone = [case.right(plain(x), y) for x, y in batches[-3:]]
+    ours, theirs = (torch.stack(part).mean() for part in (alone, online))
+    assert ours >= theirs - 0.03, f"{ours:.1%} unwrapped after {theirs:.1%}"
