@@ -217,13 +217,13 @@ PAGE = """\
 
 `trueup.adapt` takes classifiers and segmenters as they are: of torchvision, timm, transformers, open_clip,
 segmentation_models_pytorch, MONAI, or your own. A model may return a tensor, a dict with "out" or "logits", or an
-object with `.logits`; otherwise `output=` names the part, or is a function from what it returns to the logits. One
+object with `.logits`; otherwise `output=` names the part that holds the logits, or is a function that returns them. One
 forward of the first batch finds the head: the last linear layer, convolution, transposed convolution, or sum of such
 (a residual head) whose answer is the logits, also where they are resized later.
 
 ## Which methods run on which models
 
-Each cell is a test: two batches on a small model of the family with random weights. ✓ works; ○ runs and changes
+Each cell was tested with two batches on a small model of the family with random weights. ✓ works; ○ runs and changes
 nothing, which is logged; – is refused with an error before anything has changed. The numbers are the reasons, below
 the table.
 
@@ -231,7 +231,7 @@ TABLE
 
 REASONS
 
-`bn` sets the statistics of BatchNorm layers, so models with LayerNorm or InstanceNorm alone have nothing for it. Where
+`bn` sets the statistics of BatchNorm layers, so it changes nothing in models with LayerNorm or InstanceNorm alone. Where
 nothing matches `params="norm"`, other parameters can be updated: `trueup.adapt(model, "tent", params="all", lr=1e-5)`.
 Where a method is refused for its head, `pl` and all that update normalisation layers still run.
 
@@ -262,7 +262,7 @@ adapter = trueup.adapt(model, "tsd")
 logits = adapter(torch.randn(2, 1, 16, 16, 16))  # (2, 3, 16, 16, 16)
 ```
 
-MONAI's `UNet` has InstanceNorm without affine parameters by default, so Tent and its kin need `params=`; with
+MONAI's `UNet` has InstanceNorm without affine parameters by default, so methods with `params="norm"`, such as Tent, need another `params=`; with
 `norm="batch"` or `norm=("instance", {"affine": True})` in the network they run as they are.
 
 ## Zero-shot CLIP
@@ -282,7 +282,7 @@ adapter = trueup.adapt(classifier, "tsd")
 logits = adapter(torch.randn(8, 3, 32, 32))
 ```
 
-The image encoder adapts; text features and scale stay as they are. CLIP and SigLIP of transformers go in the same way:
+The image encoder adapts; text features and scale stay as they are. CLIP and SigLIP of transformers are passed alike:
 their text features are `model.get_text_features(...)`, or its `pooler_output` in newer versions. So does any encoder
 that returns features, with `scale=`.
 
@@ -296,7 +296,7 @@ that returns features, with `scale=`.
 | `DataParallel`, `DistributedDataParallel` | `model.module` |
 | TorchScript | the module that it was made from |
 | int8 layers | adapt the float model and quantise `adapter.unwrap()` |
-| `ultralytics.YOLO` | detection is not adapted; of a classifier the network inside, `model.model`, with `output=` |
+| `ultralytics.YOLO` | detectors are not supported; of a classifier pass the inner network `model.model`, with `output=` |
 | two heads that are averaged, a map that is pooled after the head | a method that needs no head, or `head=` |
 """
 

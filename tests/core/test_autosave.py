@@ -290,3 +290,22 @@ def test_every_call_counts_also_where_no_row_could_be_used(tmp_path: Path) -> No
 def test_a_living_process_is_told_from_a_dead_one() -> None:
     assert is_alive(os.getppid())
     assert not is_alive(os.getpid())
+
+
+def test_an_interrupt_while_a_state_is_written_takes_the_batch_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, twin = trueup.adapt(convnet(), "tsd"), trueup.adapt(convnet(), "tsd")
+    adapter.checkpoint(tmp_path, every=2)
+    play(adapter, XS[:1])
+    play(twin, XS[:1])
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            adapter(XS[1])
+    assert difference(adapter, twin) == []
+    assert torch.equal(adapter(XS[1]), twin(XS[1]))

@@ -80,12 +80,12 @@ def test_float_parts_of_quantisable_models_are_not_refused() -> None:
 
 
 LAYERS = [
-    pytest.param(nn.GroupNorm, "it has none of these (2 GroupNorm)", id="GroupNorm"),
+    pytest.param(nn.GroupNorm, "it has none of these (2 × GroupNorm)", id="GroupNorm"),
     pytest.param(lambda n: nn.Identity(), "it has no normalisation layers", id="none"),
     pytest.param(
-        torchvision.ops.FrozenBatchNorm2d, "it has none of these (2 FrozenBatchNorm2d)", id="FrozenBatchNorm2d"
+        torchvision.ops.FrozenBatchNorm2d, "it has none of these (2 × FrozenBatchNorm2d)", id="FrozenBatchNorm2d"
     ),
-    pytest.param(nn.BatchNorm2d, "the batch's already (2 BatchNorm2d)", id="untracked"),
+    pytest.param(nn.BatchNorm2d, "the batch's already (2 × BatchNorm2d)", id="untracked"),
 ]
 
 

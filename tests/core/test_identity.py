@@ -64,6 +64,15 @@ def test_a_guard_is_known_by_its_rules(tmp_path: Path, made: Any, text: bool) ->
             trueup.adapt(convnet(), "tent", guard=other).load(path)
 
 
+def test_the_rule_that_differs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    trueup.adapt(convnet(), "tent", guard=True, example=XS[0]).save(path)
+    other = Guard(rules=(*rules.RULES[:-1], rules.Drift(limit=0.5)))
+    with pytest.raises(ValueError, match=r"\{'rules': \{4: \{'limit': 0.25\}\}\}, here .*'limit': 0.5") as error:
+        trueup.adapt(convnet(), "tent", guard=other).load(path)
+    assert len(str(error.value)) < 200 + len(str(path))
+
+
 def test_a_rule_with_nan_knows_its_own_file(tmp_path: Path) -> None:
     for _ in range(2):
         adapter = trueup.adapt(convnet(), "tent", guard=Guard(rules=(local_rule(float("nan")),)), example=XS[0])

@@ -397,7 +397,7 @@ def test_a_warning_names_what_is_lost(name: str, caplog: pytest.LogCaptureFixtur
         ("tent", {"episodic": True}, "episodic=True"),
         ("bn", {"episodic": True}, "episodic=True"),
         ("source", {"episodic": True}, None),
-        ("rdumb", {"every": 5}, "started afresh"),
+        ("rdumb", {"every": 5}, "was reset after the last"),
         ("rdumb", {"every": 4}, None),
         ("tent", {"norm": "instance"}, "corrected for each image"),
         ("note", {"norm": "batch"}, None),

@@ -216,3 +216,14 @@ def test_whoever_is_notified_may_call_any_adapter() -> None:
         thread.join(timeout=120)
         assert not thread.is_alive()
     assert heard
+
+
+def test_a_pass_that_failed_leaves_nothing_in_the_pooled_moments() -> None:
+    adapter = trueup.adapt(convnet(), "tent", guard=Guard(rules=(*rules.RULES, rules.Shift())))
+    play(adapter, [images(64, seed=i, shift=1.0)[0] for i in range(5)])
+    with torch.no_grad():
+        adapter.net.model.bn0.weight[0] = float("inf")  # as an adaptation that went wrong
+    play(adapter, [images(64, seed=i, shift=1.0)[0] for i in range(5, 9)])
+    assert adapter.health.events["rollback"] == 1
+    assert math.isfinite(adapter.health.numbers["feature_shift"])
+    assert adapter.monitor.moments.first.isfinite().all()

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import trueup
 from trueup import Output, SplitModel
-from trueup.testing import convnet, patchnet
+from trueup.testing import convnet, images, patchnet
 
 
 def test_losses_and_memory_stay_exact_under_autocast() -> None:
@@ -120,6 +121,23 @@ def test_moving_keeps_all_parts_together() -> None:
     assert all(v.dtype == torch.float64 for s in adapter.optimizer.state.values() for k, v in s.items() if k != "step")
     adapter.reset()
     assert adapter(X.double()).isfinite().all()
+
+
+def test_estimates_of_a_policy_are_not_lowered_with_the_model(tmp_path: Path) -> None:
+    """A state saved after `half()` fits an adapter of the half model."""
+    x = images(32, seed=0, shift=1.0)[0]
+    adapter = trueup.adapt(convnet(), "bn", norm="robust")
+    adapter(x)
+    adapter.half()
+    assert {t.dtype for t in adapter.net.policy.buffers()} == {torch.float32}
+    adapter(x.half())
+    adapter.save(tmp_path / "half.safetensors")
+    trueup.adapt(convnet().half(), "bn", norm="robust").load(tmp_path / "half.safetensors")
+
+
+def test_the_frozen_source_runs_in_the_precision_of_the_adapter() -> None:
+    answer = trueup.adapt(convnet(), "source", precision="bf16").answer(X)
+    assert torch.equal(answer.adapted, answer.source)
 
 
 def test_moving_keeps_the_precision_of_the_memory(tmp_path: Any) -> None:

@@ -112,6 +112,21 @@ def test_a_layer_that_is_used_twice_keeps_its_own_for_a_single_value() -> None:
     assert trueup.adapt(Twice().eval(), "bn")(X[:1]).isfinite().all()
 
 
+def test_estimates_keep_their_move_where_a_second_call_sees_a_single_value() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn, self.head = nn.BatchNorm2d(3), nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.bn(self.bn(x).mean(dim=(2, 3), keepdim=True)).flatten(1))
+
+    x = X[:1]
+    adapter = trueup.adapt(Twice().eval(), "bn", norm="ema:0.1")
+    adapter(x)
+    torch.testing.assert_close(adapter.net.model.bn.running_mean, 0.1 * x.mean(dim=(0, 2, 3)))
+
+
 def test_layers_without_running_estimates_work() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.LazyLinear(3)

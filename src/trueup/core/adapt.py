@@ -46,7 +46,7 @@ def adapt(
     output: a function from the model's output to its logits, or the key or attribute of the output that holds them.
     example: a batch to find the head with now, instead of at the first call.
     multilabel: the outputs are independent labels (sigmoid), not exclusive classes (softmax).
-    mean, std: the normalisation of images, for methods that make views of them; if omitted, views are not clipped.
+    mean, std: with which your images were normalised; views are clipped with them. If omitted, views are not clipped.
     seed: seed of the adapter's own random stream.
     every: adapt on every n-th batch only; `rotta`, `note` and `rdumb` have an `every` of their own.
     precision: "bf16" or "fp16" for autocast, or "auto" to measure on the first batch whether it is faster.

@@ -28,7 +28,7 @@ class Adapter(AdapterBase):
 
     @serialized
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Predict a batch, then adapt to it. Returns detached logits, at least float32.
+        """Predict a batch and adapt to it. Returns detached logits, at least float32.
 
         Call it as you call the model: `adapter(x)`, `adapter(pixel_values=x)`, with a dict or several tensors. With a
         guard, rows with NaN, infinite or huge values get logits of zero and do not affect other rows. Threads take
@@ -43,18 +43,21 @@ class Adapter(AdapterBase):
                 else:
                     answers = answer_good_rows(self, self.monitor, x, self._answer)
                 self.batches, self.images = self.batches + 1, self.images + len(x)
-            if self.autosave is not None:
-                self.autosave.tick(self)
+                if self.autosave is not None:
+                    self.autosave.after_batch(self)
         return answers
 
     __call__: Callable[..., Tensor]
 
     def _answer(self, x: Tensor) -> Tensor:
         """Predict and learn, in as many parts as the method asks for."""
-        if self.fresh is None or self.net.runner.caches is None:
+        if not self.built or self.net.runner.caches is None:
             make_ready(self, x)
         if "prepare" in self.method.info.needs and not self.prepared:
-            self.warn_once("%s was not prepared; it runs without its source data", self.method.info.name)
+            self.warn_once(
+                "call adapter.prepare(...) before the first batch: %s runs without its source images",
+                self.method.info.name,
+            )
         answers = []
         with self.random.drawing(x.device):
             while len(x):
@@ -89,7 +92,7 @@ class Adapter(AdapterBase):
             answer = self.hooks.predict(net, out, self.state).detach()
             for observe in self.answer_observers:
                 observe(net, out, answer)
-        if reset and self.fresh is not None:
+        if reset:
             self.fresh.apply(self, progress=False)
             self.random.restart()
         return answer if self.monitor is None else judged_answer(self, self.monitor, x, answer)
@@ -144,7 +147,7 @@ class Adapter(AdapterBase):
         decisions: list[Decision] = []
         norm = torch.nn.utils.get_total_norm([loss.detach(), *(p.grad for p in parameters if p.grad is not None)])
         if monitor is None and left_to_device(optimizer, norm):
-            runner.steps.taken(step_if_finite(optimizer, norm))  # without remaining for the device
+            runner.steps.taken(step_if_finite(optimizer, norm))  # without waiting for the device
         elif not bool(norm.isfinite()):
             runner.steps.left_out()
             decisions = [] if monitor is None else monitor.gradient_failed()
@@ -159,7 +162,7 @@ class Adapter(AdapterBase):
         return decisions
 
     def _second_loss(self, out: Output) -> Tensor | None:
-        """Return the second loss of a sharpness-aware step; `memo["first"]` is the memo of the first pass."""
+        """Return the second loss of a sharpness-aware step; methods read the first pass's memo as `memo["first"]`."""
         x = out.x
         if x.is_floating_point():
             x = x.to(next(self.net.parameters(), x).dtype)  # outside of autocast nothing else converts it
@@ -170,7 +173,6 @@ class Adapter(AdapterBase):
 
     def act(self, decisions: Iterable[Decision]) -> None:
         """Carry out decisions of the guard, in order."""
-        assert self.fresh is not None
         for decision in decisions:
             if decision.kind == "keep":
                 self.kept = [*self.kept, AdapterState.capture(self)][-2:]
@@ -193,8 +195,10 @@ class Adapter(AdapterBase):
         return not (self.paused or self.batches % self.every or frozen)
 
     def _rows(self, remaining: int) -> int:
-        """Return how many rows to take next; while nothing is learnt, as in the fresh state: nothing is split."""
-        assert self.fresh is not None
+        """Return how many rows to take next.
+
+        While nothing is learnt, the fresh state decides: no part ends at an update that does not happen.
+        """
         n = self.hooks.rows(self.state if self._learns else self.fresh.memory, remaining)
         if not 1 <= n <= remaining:
             raise ValueError(f"{self.method.info.name}.rows returned {n} for {remaining} remaining rows")
@@ -209,7 +213,7 @@ class Adapter(AdapterBase):
 
     @serialized
     def answer(self, *args: Any, **kwargs: Any) -> Answer:
-        """Predict and adapt as a call does, with the frozen source's answer; without a guard `health` compares them."""
+        """Call the adapter and the frozen source on one batch; without a guard, `health` then shows their agreement."""
         source = self.frozen(*args, **kwargs)
         answer = Answer(self(*args, **kwargs), source)
         self.last_numbers = last_numbers(*answer, multilabel=self.multilabel)

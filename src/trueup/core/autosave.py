@@ -30,6 +30,7 @@ class Autosave:
     every: int
     keep: int
     waiting: int = 0
+    """Batches since the last state was written."""
 
     def __post_init__(self) -> None:
         check_int("every", self.every, 1)
@@ -60,8 +61,8 @@ class Autosave:
         """Return the states in the folder, the oldest first."""
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
-    def tick(self, adapter: AdapterBase) -> None:
-        """Write a state if one is due; an error of the disk is logged, and the next batch tries again."""
+    def after_batch(self, adapter: AdapterBase) -> None:
+        """Write a state if one is due. An error of the file system is logged, and the next batch tries again."""
         self.waiting += 1
         if self.waiting < self.every:
             return
@@ -71,7 +72,7 @@ class Autosave:
             log.error("the state could not be written to %s: %s", self.folder, error)
 
     def write(self, adapter: AdapterBase) -> Path:
-        """Write a state now, and delete the oldest."""
+        """Write a state now, and delete all but the newest `keep`."""
         states = self.states()
         number = 1 + (int(states[-1].name[6:16]) if states else 0)
         path = self.folder / f"state-{number:010d}.safetensors"

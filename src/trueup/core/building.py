@@ -1,4 +1,4 @@
-"""Building an adapter: its head, the parameters that it updates and its fresh state, once a batch has been seen."""
+"""Building an adapter with its first batch: its head, the parameters that it updates and its fresh state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: T
 
 @dataclass
 class Attempt:
-    """Something that is undone if it fails; an interrupt after it is complete changes nothing."""
+    """A change that is undone if it fails; once it is complete, an interrupt no longer undoes it."""
 
     complete: bool = False
 
@@ -81,29 +81,29 @@ def _build(adapter: AdapterBase, head: str | None, channels: int, task: str, x: 
         layers = [layer.num_features for layer in batchnorms(net.model)]
         adapter.monitor.attach(2 if adapter.multilabel else channels, layers)
     source = {n: t.detach().clone() for n, t in {**selected, **dict(net.model.named_buffers())}.items()}
-    adapter.fresh = AdapterState(source, adapter.make_memory(), {}, {}, Progress())
+    adapter.fresh, adapter.built = AdapterState(source, adapter.make_memory(), {}, {}, Progress()), True
     adapter.reset()
 
 
 def probe(adapter: AdapterBase, x: Tensor) -> tuple[str | None, int, str]:
-    """Return the name of the head, the number of outputs and the task; runs copies, which may change."""
+    """Return the name of the head, the number of outputs and the task; runs copies, as a forward may change a model."""
     check_values(x)
     net, method = adapter.net, adapter.method
     strict, least = "head" in method.info.needs, 1 if adapter.multilabel else 2
     needed = strict or getattr(method, "params", None) in ("head", "backbone")
     copies: list[tuple[nn.Module, dict[int, Tensor]]] = []
 
-    def fresh() -> nn.Module:
+    def copied() -> nn.Module:
         model = copy_model(net.model)
         copies.append((model, held_tensors(model)))
         return model
 
     with adapter.random.drawing(x.device), torch.no_grad():
         head, logits = look_for_head(
-            fresh, x, adapter.head_name, net.runner.output, least, strict=strict, needed=needed
+            copied, x, adapter.head_name, net.runner.output, least, strict=strict, needed=needed
         )
         if isinstance(x, Batch) and x.others and len(x) > 2:
-            _check_rows(fresh(), x, logits, net.runner.output)
+            _check_rows(copied(), x, logits, net.runner.output)
     if all(held_tensors(model).keys() == before.keys() for model, before in copies):
         net.runner.caches = Caches()  # a search for caches would find none
     check_logits(logits, multilabel=adapter.multilabel)
@@ -125,7 +125,7 @@ def _check_rows(model: nn.Module, x: Batch, logits: Tensor, output: Callable[[An
 
 
 def prepare(adapter: AdapterBase, batches: Iterable[Any]) -> None:
-    """Make the fresh state anew from source batches x, or (x, y) whose y is ignored, and start there."""
+    """Show source batches to the method and make the result the fresh state; of a batch (x, y), y is ignored."""
     if adapter.batches:
         raise ValueError("prepare an adapter before its first batch, or after reset()")
     model = adapter.net.model
@@ -135,7 +135,6 @@ def prepare(adapter: AdapterBase, batches: Iterable[Any]) -> None:
     if first is None:
         raise ValueError("the loader is empty")
     make_ready(adapter, first)
-    assert adapter.fresh is not None
     memory = adapter.make_memory()
     policy = adapter.net.active(len(first))
     with adapter.random.drawing(first.device), torch.enable_grad(), adapter.net.frozen_statistics(), policy:

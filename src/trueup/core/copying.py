@@ -35,7 +35,7 @@ def detect_caches(adapter: AdapterBase, x: Tensor) -> None:
 
 @contextmanager
 def calling(adapter: AdapterBase, x: Batch) -> Iterator[None]:
-    """Let all networks be called with the signature of this batch, also with images that a method has made."""
+    """Call all networks as the user called the adapter with this batch, also on images that a method has made."""
     if adapter.method.info.images:  # stored images would run later, without the other tensors
         refuse_parts(x.signature)
     for net in networks(adapter, fresh=True):
@@ -73,7 +73,7 @@ def move(adapter: AdapterBase, fn: Callable[[Tensor], Tensor]) -> None:
     check_precision({name: fn(p.detach().flatten()[:0]) for name, p in adapter.net.selected.items()}, adapter.method)
     adapter.net._apply(fn)  # type: ignore[no-untyped-call]
     move_memory(adapter.state, fn)
-    for state in adapter.kept if adapter.fresh is None else (adapter.fresh, *adapter.kept):
+    for state in (adapter.fresh, *adapter.kept) if adapter.built else adapter.kept:
         state.move(fn)
     adapter.digest = ""
     follow_parameters(adapter.optimizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.core.method import GradientMethod, Method
-from trueup.model.params import KEYWORDS, norm_layers, select_parameters
+from trueup.model.params import KEYWORDS, describe_norms, norm_layers, select_parameters
 from trueup.norm.policy import batchnorms
 
 log = logging.getLogger("trueup")
@@ -60,13 +59,13 @@ def choose_parameters(
 def check_precision(selected: Mapping[str, Tensor], method: Method) -> None:
     """Refuse to update 16-bit weights: most steps are smaller than the distance to the next representable number.
 
-    Near 1 that is 0.008 in bfloat16 and 0.001 in float16, and a step of Tent is 0.001.
+    Near 1 that distance is 0.008 in bfloat16 and 0.001 in float16; a step of Tent is 0.001.
     """
-    halves = [f"{name} is {t.dtype}" for name, t in selected.items() if t.dtype in (torch.float16, torch.bfloat16)]
-    if halves:
-        kind = "fp16" if "bfloat16" not in halves[0] else "bf16"
+    halves = {name: t.dtype for name, t in selected.items() if t.dtype in (torch.float16, torch.bfloat16)}
+    for name, dtype in halves.items():
+        kind = "fp16" if dtype == torch.float16 else "bf16"
         raise ValueError(
-            f"{method.info.name} would update 16-bit weights ({halves[0]}), where rounding loses its steps: pass "
+            f"{method.info.name} would update 16-bit weights ({name} is {dtype}), where rounding loses its steps: pass "
             f'model.float(); with precision="{kind}" it still runs in 16 bits, and learns in 32'
         )
 
@@ -99,10 +98,9 @@ def _why_no_statistics(model: nn.Module) -> str:
     """Explain why no layer's statistics can be set."""
     if any(name.endswith("running_mean") for name, _ in model.named_buffers()) and hasattr(model, "graph"):
         return "those of an exported graph cannot be reached (adapt the module that was exported)"
-    kinds = Counter(type(layer).__name__ for layer in norm_layers(model))
-    if not kinds:
+    found = describe_norms(model)
+    if not found:
         return "it has no normalisation layers"
-    found = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     batch = any(isinstance(layer, _BatchNorm) for layer in norm_layers(model))
     reason = "they keep no running statistics, so they use the batch's already" if batch else "it has none of these"
     return f"{reason} ({found})"

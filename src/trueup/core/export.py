@@ -35,8 +35,8 @@ def plain_copy(adapter: AdapterBase, statistics: str) -> nn.Module:
         return model
     if adapter.batches:
         for reason in lost_parts(adapter):
-            log.warning("unwrap() loses a part of what %s answered with: %s", adapter.method.info.name, reason)
-    if isinstance(net.policy, BatchPolicy) and not net.runner.settings.compile:
+            log.warning("the plain model lacks a part of what %s answered with: %s", adapter.method.info.name, reason)
+    if not net.runner.settings.compile:
         _set_statistics(model, net.policy.by_name(net.model))
     return model
 
@@ -48,7 +48,7 @@ def answering_network(adapter: AdapterBase) -> SplitModel:
 
 
 def lost_parts(adapter: AdapterBase) -> list[str]:
-    """Return what the answers so far have beyond the plain model."""
+    """Say what the plain model lacks of the answers so far."""
     net, method = answering_network(adapter), adapter.method
     found = [method.info.lost] if method.info.lost else []
     if adapter.monitor is not None and adapter.monitor.marks.state == "fallback":
@@ -64,8 +64,8 @@ def lost_parts(adapter: AdapterBase) -> list[str]:
         )
     elif isinstance(net.policy, BatchPolicy) and net.policy.empty and not found:
         found.append(
-            "the statistics of the batches, as it started afresh after the last of them; the source's take their "
-            "place. Call unwrap() after a batch that it goes on from"
+            "the statistics of the batches, as the adapter was reset after the last of them; the source's take their "
+            "place. Call unwrap() before a reset"
         )
     return found
 

@@ -23,14 +23,14 @@ from trueup.model.split_model import SplitModel
 if TYPE_CHECKING:
     from trueup.core.adapter import Adapter
 
-VAST = 1e18  # logits beyond this have squares that are not finite
+MAX_LOGIT_NORM = 1e18  # squares of larger norms overflow in float32
 
 
 def answer_good_rows(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
     """Answer the good rows of a batch; bad ones get logits of zero."""
     bad, usual = bad_rows(x, monitor.guard.largest, monitor.marks.usual)
     if bool(bad.all()):
-        if adapter.fresh is None:
+        if not adapter.built:
             raise ValueError("no row of the first batch can be used: its values are NaN, infinite or too large")
         monitor.refuse_all(x.detach().abs().flatten(1).amax(dim=1))
         answers = None
@@ -67,11 +67,12 @@ def _answer_finite(
     try:
         return answer(x), refused
     except NotFiniteError:
-        if adapter.fresh is None or adapter.undo is None:
+        if not adapter.built or adapter.undo is None:
             raise
     adapter.undo.roll_back()
+    monitor.seen.clear()  # moments of the failed pass
     theirs = source_logits(adapter, x)
-    refused = ~(torch.linalg.vector_norm(theirs.flatten(1), dim=1) < VAST)
+    refused = ~(torch.linalg.vector_norm(theirs.flatten(1), dim=1) < MAX_LOGIT_NORM)
     if not bool(refused.any()):
         adapter.act(monitor.roll_back("the answer was not finite"))
     elif bool(refused.all()):
@@ -80,7 +81,7 @@ def _answer_finite(
     try:
         return answer(x[~refused]), refused
     except NotFiniteError:
-        monitor.marks = marks  # the rest of the state is reset
+        monitor.marks = marks  # the restart below resets the rest
         vars(adapter.net.runner.steps).update(steps)
         adapter.act(monitor.fall_back("there is no answer that is finite"))
     return source_logits(adapter, x[~refused]), refused
@@ -92,11 +93,10 @@ def judged_answer(adapter: Adapter, monitor: Monitor, x: Tensor, answer: Tensor)
     monitor.count(n)
     theirs = source_logits(adapter, x) if monitor.compares(n) else None
     if not bool(answer.isfinite().all()):
-        adapter.act(monitor.roll_back("what is remembered gave an answer that is not finite"))
+        adapter.act(monitor.roll_back("the answer was not finite"))
         return source_logits(adapter, x).to(answer.dtype)
     if theirs is not None and not bool(theirs.isfinite().all()):
         theirs = None  # it cannot be compared
-    assert adapter.fresh is not None
     updates, weights = adapter.net.runner.steps.count, adapter.fresh.weights
     step: dict[str, Any] = {"multilabel": adapter.multilabel, "updates": updates, "loss": monitor.loss}
     source = None if theirs is None else batch_signals(theirs, source=None, drift=None, **step)
@@ -138,19 +138,19 @@ class Answer(NamedTuple):
 
 @torch.no_grad()
 def source_logits(adapter: Adapter, x: Tensor) -> Tensor:
-    """Return the answer of the network with the source's weights; nothing changes, nor does the random stream."""
-    net, source = adapter.net, {} if adapter.fresh is None else adapter.fresh.weights
+    """Return the answer of the network with the source's weights, in the adapter's precision; nothing changes."""
+    net, source = adapter.net, adapter.fresh.weights if adapter.built else {}
     model = net.runner.without_caches()
     buffers = dict(model.named_buffers())
     weights = {name: t.clone() if name in buffers else t for name, t in source.items()}
-    with undisturbed(x.device):
+    with undisturbed(x.device), net.runner.settings.autocast(x.device.type):
         answer = call_model(lambda *args, **kwargs: torch.func.functional_call(model, weights, args, kwargs), x)
     logits = as_logits(answer, net.runner.output, rows=len(x), min_channels=1 if net.multilabel else 2)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def last_numbers(answers: Tensor, source: Tensor | None = None, *, multilabel: bool) -> dict[str, Tensor]:
-    """Return the mean entropy as a part of its maximum, and the agreement with the source; without a device sync.
+    """Return the mean entropy as a fraction of its maximum, and the agreement with the source; without a device sync.
 
     Each label of a multi-label model counts as two classes.
     """

@@ -1,4 +1,4 @@
-"""The identity of a saved state: what an adapter must share with it, as plain data in the header of a file."""
+"""The identity of an adapter: plain data in its state files, compared when one is loaded."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def brief(value: Any) -> str:
 
 def _plain(value: Any, *, rule: bool = False) -> Any:
     """Return settings as JSON gives them back: a rule of a guard with its name, or by its own text if it has one."""
-    # The text that a dataclass makes of itself is wrapped against recursion; a class may also bring its own.
+    # A __repr__ made by @dataclass has __wrapped__; one written by hand has not, and says what the value is.
     if dataclasses.is_dataclass(value) and hasattr(vars(type(value)).get("__repr__"), "__wrapped__"):
         shown = {f.name: _plain(getattr(value, f.name), rule=True) for f in dataclasses.fields(value) if f.repr}
         return {"rule": type(value).__name__, **shown} if rule else shown
@@ -106,9 +106,12 @@ def _later_defaults(method: Method) -> dict[str, Any]:
 
 
 def _apart(there: Any, here: Any) -> tuple[Any, Any]:
-    """Return the entries in which two dicts differ."""
+    """Return the entries of two dicts or lists, or of what is in them, that differ."""
+    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        there, here = dict(enumerate(there)), dict(enumerate(here))
     if not (isinstance(there, dict) and isinstance(here, dict)):
         return there, here
-    return {k: v for k, v in there.items() if here.get(k, v) != v or k not in here}, {
-        k: v for k, v in here.items() if there.get(k, v) != v or k not in there
-    }
+    different = [k for k in {**there, **here} if k not in there or k not in here or there[k] != here[k]]
+    both = {k: _apart(there[k], here[k]) for k in different if k in there and k in here}
+    theirs = {k: both[k][0] if k in both else there[k] for k in different if k in there}
+    return theirs, {k: both[k][1] if k in both else here[k] for k in different if k in here}

@@ -22,7 +22,7 @@ R = TypeVar("R")
 A = TypeVar("A", bound="AdapterBase")
 
 
-# Torch's generators are global: only one thread at a time may swap in a stream.
+# Torch's generators are global: only one thread at a time may swap in a stream, so all adapters take turns.
 _GENERATORS = threading.RLock()
 
 # Attributes of an adapter that a batch or a load may rebind.
@@ -37,7 +37,7 @@ class CallLock:
 
     @property
     def taken(self) -> bool:
-        """True if this thread holds it, in a call around this one."""
+        """True if a call further out in this thread holds it."""
         return bool(self.held._is_owned())  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
@@ -113,7 +113,7 @@ class Undo:
     def capture(self) -> None:
         """Copy what a batch may change apart from parameters; before the adapter is built there is nothing to copy."""
         adapter, monitor = self._adapter, self._adapter.monitor
-        if adapter.fresh is None:
+        if not adapter.built:
             return
         self._plain = [(part, dict(part)) for net in networks(adapter) for part in net.registries()]
         self._adapter_values = {name: vars(adapter)[name] for name in _VALUES}
@@ -177,7 +177,7 @@ def expect_update(adapter: AdapterBase) -> None:
 
 
 class Scratch:
-    """Memory for copies that is used again with every batch; fresh pages take five times as long to write to.
+    """Memory for copies that is used again with every batch; new memory takes five times as long to write to.
 
     Only on the CPU: other devices have allocators that keep memory themselves.
     """
@@ -258,7 +258,7 @@ class _Update:
 
 def networks(adapter: AdapterBase, *, fresh: bool = False) -> list[SplitModel]:
     """Return the model and the networks in the method's state, such as a teacher; `fresh`: also in its fresh state."""
-    memories = [adapter.state, adapter.fresh.memory] if fresh and adapter.fresh is not None else [adapter.state]
+    memories = [adapter.state, adapter.fresh.memory] if fresh and adapter.built else [adapter.state]
     return [adapter.net, *(net for memory in memories for net in memory.modules() if isinstance(net, SplitModel))]
 
 

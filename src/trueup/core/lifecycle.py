@@ -1,4 +1,4 @@
-"""The adapter apart from its batches: construction, reset, saving, copies, export."""
+"""The base class of `Adapter`: construction, reset, saving, copies, export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trueup.core.isolation import CallLock, RandomStream, Scratch, Undo, seriali
 from trueup.core.method import GradientMethod, Method
 from trueup.core.multilabel import PerLabel
 from trueup.core.saving import load, save
-from trueup.core.state import AdapterState, Progress
+from trueup.core.state import AdapterState, Progress, named_tensors
 from trueup.guard.config import Guard, Health, plain_health
 from trueup.guard.monitor import Monitor
 from trueup.model.calls import Batch, read_images
@@ -36,7 +36,7 @@ log = logging.getLogger("trueup")
 
 
 class AdapterBase(nn.Module):
-    """Base of `Adapter`: its parts, and everything apart from running a batch."""
+    """Base of `Adapter`: its parts, and what users call between batches."""
 
     method: Method
     hooks: Method | PerLabel
@@ -47,12 +47,14 @@ class AdapterBase(nn.Module):
     """Memory of the method."""
     optimizer: torch.optim.Optimizer | None
     monitor: Monitor | None
-    fresh: AdapterState | None
-    """The state before the first batch; None until a batch or a file shows the head and the task."""
+    built: bool
+    """True once a batch or a file has shown the head and the task, and the fresh state is made."""
+    fresh: AdapterState
+    """The state before the first batch; only a built adapter has one."""
     kept: list[AdapterState]
     """The last good states, the older first; the guard says when to keep one."""
     last_numbers: dict[str, Tensor]
-    """Numbers of the last batch, without a guard."""
+    """Entropy and agreement of the last batch; only without a guard."""
     undo: Undo | None
     autosave: Autosave | None
     forward_observers: list[Callable[[SplitModel, Output], None]]
@@ -66,7 +68,7 @@ class AdapterBase(nn.Module):
         seed: int = 0, hyper: Mapping[str, Any] | None = None, guard: Guard | None = None, every: int = 1,
         normalization: Normalization | None = None, settings: RunSettings | None = None,
     ) -> None:  # fmt: skip
-        """hyper: the hyper-parameters of a method given by name, to make its class for segmentation if needed."""
+        """hyper: those of a method that was given by name, to build its class for segmentation if that is the task."""
         super().__init__()
         check_model(model)
         if isinstance(model, AdapterBase):
@@ -86,9 +88,9 @@ class AdapterBase(nn.Module):
         self.state, self.optimizer, self.random = nn.Module(), None, RandomStream(seed)
         self.monitor = None if guard is None else Monitor(guard)
         self.batches = self.images = 0
-        self.fresh, self.kept, self.last_numbers = None, [], {}
+        self.kept, self.last_numbers = [], {}
         self.undo = self.autosave = None
-        self.prepared = self.paused = self.training = False
+        self.built = self.prepared = self.paused = self.training = False
         self.forward_observers, self.answer_observers = [], []
         self.lock, self.scratch, self.digest = CallLock(), Scratch(), ""
         self._warned: set[str] = set()
@@ -99,14 +101,9 @@ class AdapterBase(nn.Module):
                     make_ready(self, x)
 
     @property
-    def built(self) -> bool:
-        """True once the head is known and the fresh state is made."""
-        return self.fresh is not None
-
-    @property
     def source(self) -> dict[str, Tensor]:
         """The source's values of all tensors of the model that may change."""
-        return {} if self.fresh is None else self.fresh.weights
+        return self.fresh.weights if self.built else {}
 
     @property
     def updates(self) -> int:
@@ -115,7 +112,7 @@ class AdapterBase(nn.Module):
 
     @property
     def health(self) -> Health:
-        """The guard's view of the adapter: state, reason, numbers, counts of events; without a guard, the counts."""
+        """The guard's view of the adapter: state, reason, numbers, events; without a guard, counts and last numbers."""
         if self.monitor is not None:
             return self.monitor.health
         return plain_health(self.images, self.batches, self.updates, self.last_numbers)
@@ -130,11 +127,11 @@ class AdapterBase(nn.Module):
 
     def mutable_tensors(self) -> dict[str, Tensor]:
         """Return what may change of the model: the selected parameters and all buffers."""
-        tensors: dict[str, Tensor] = {**dict(self.net.model.named_parameters()), **dict(self.net.model.named_buffers())}
+        tensors = named_tensors(self.net.model)
         return {name: tensors[name] for name in self.source}
 
     def make_memory(self) -> nn.Module:
-        """Return the method's state before any batch; the model must be at its source."""
+        """Return the method's state before any batch; the model must have the source's weights."""
         self.random.restart()
         device = next((t.device for t in (*self.net.parameters(), *self.net.buffers())), torch.device("cpu"))
         with self.random.drawing(device), torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -160,7 +157,7 @@ class AdapterBase(nn.Module):
     @serialized
     def reset(self) -> None:
         """Reset to the fresh state, bit-exactly: weights, statistics, memory, optimiser, random stream, guard."""
-        if self.fresh is not None:
+        if self.built:
             self.fresh.apply(self)
         else:
             Progress().apply(self)
@@ -203,15 +200,15 @@ class AdapterBase(nn.Module):
 
     @serialized
     def fork(self) -> Self:
-        """Copy this adapter for another stream; both share the memory of all weights that the method never updates."""
+        """Copy this adapter for another stream; both share the storage of all weights that the method never updates."""
         return fork(self)
 
     @serialized
     def unwrap(self, *, statistics: str = "adapted") -> nn.Module:
         """Return the adapted model as a plain module in eval mode, to export it.
 
-        Its BatchNorm layers get the statistics that they normalised with, pooled over the last batches; with
-        statistics="source" those of the source. What a method adds to the weights is lost, and a warning names it.
+        Its BatchNorm layers get the statistics that they normalised with: the policy's estimates, or those of the
+        batches, pooled; with statistics="source" those of the source. A warning names what else a method adds.
         """
         return plain_copy(self, statistics)
 
@@ -225,7 +222,7 @@ class AdapterBase(nn.Module):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return copy.deepcopy(self).__dict__  # other threads go on while it is written
+        return copy.deepcopy(self).__dict__  # a copy, so that other threads need not wait for pickle
 
     def train(self, mode: bool = True) -> Self:
         """Change nothing: an adapter predicts and adapts in one mode."""

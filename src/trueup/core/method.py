@@ -58,7 +58,7 @@ class Info:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Base of all methods. Only `observe` and `after` may write: to `state`, and `after` to selected parameters."""
+    """Base of all methods. Only `prepare`, `observe` and `after` write: to `state`; `after` also to parameters."""
 
     norm: str = "source"
     """Statistics of BatchNorm layers: "source"; "batch"; "ema" (running estimates that start at the source's); "mix"
@@ -66,11 +66,11 @@ class Method:
     where they are far from the estimates); "robust" (estimates updated after the prediction, image by image, with
     less weight for frequent classes). "ema:0.05", "mix:0.1", "prior:16", "instance:4" set the policy's number."""
     episodic: bool = False
-    """Reset after each batch."""
+    """Forget after each batch what was learnt from it; the answers are still those before the step."""
 
     info: ClassVar[Info]
     radius: ClassVar[float] = 0.0
-    """Radius of a sharpness-aware step: the gradient is taken this far up the first gradient; 0 for a plain step."""
+    """Radius of a sharpness-aware step, taken at this distance along the first gradient; 0: a plain step."""
     many_views: ClassVar[bool] = False
     """True if it makes a batch of views of each image, so that it can learn from a single image."""
     features_only: ClassVar[bool] = False

@@ -30,7 +30,7 @@ class PerLabel:
         return nn.ModuleList(self.method.init(net.of_label(k)) for k in range(self.labels))
 
     def prepare(self, net: SplitModel, loader: Iterable[Tensor], state: Any) -> None:
-        """Prepare each label with the same source images."""
+        """Prepare each label with the same source images, which are held in memory meanwhile."""
         batches = list(loader)
         for k in range(self.labels):
             self.method.prepare(net.of_label(k), batches, state[k])

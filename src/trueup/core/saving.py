@@ -39,8 +39,9 @@ OLDER: dict[str, Any] = {
     "task": "classification",
     "pixels": None,
     "engine": MEASURED,
+    "shrunk": 0,
+    "images": 0,
 }
-OLDER |= {"shrunk": 0, "images": 0}
 """Entries of a header that older files do not have."""
 PARTS = ("net", "state", "policy", "fresh", "random", "optimizer", "watch", "kept0", "kept1")
 
@@ -64,7 +65,7 @@ def to_file(adapter: AdapterBase) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not adapter.built:
         raise ValueError("there is nothing to save before the first batch; pass example= to adapt")
     tensors, scalars = AdapterState.view(adapter).to_tensors(adapter.source)
-    if adapter.prepared and adapter.fresh is not None:
+    if adapter.prepared:
         tensors |= {f"fresh/{n}": t for n, t in named_tensors(adapter.fresh.memory).items()}
     tensors |= {f"random/{device}": t for device, t in adapter.random.states.items()}
     header = {
@@ -159,8 +160,7 @@ def _apply(adapter: AdapterBase, tensors: dict[str, Tensor], header: dict[str, A
 
 
 def _prepare_as_saved(adapter: AdapterBase, parts: Parts, prepared: bool, path: str | Path) -> None:
-    """Give the adapter the fresh state of the file, if source images were shown before either was used."""
-    assert adapter.fresh is not None
+    """Make the adapter prepared with source images, or not, as the file is."""
     if prepared:
         complete(adapter, parts)
         check_fit("fresh", named_tensors(adapter.fresh.memory), parts["fresh"], path)

@@ -19,7 +19,7 @@ from trueup.core.isolation import expect_update
 from trueup.core.optimizer_state import Scalars, join_state, split_state
 from trueup.guard.marks import Marks
 from trueup.model.split_model import SplitModel
-from trueup.norm.policy import BatchPolicy
+from trueup.norm.policy import BatchPolicy, never_narrower
 
 if TYPE_CHECKING:
     from trueup.core.lifecycle import AdapterBase
@@ -60,7 +60,6 @@ class AdapterState:
     def apply(self, adapter: AdapterBase, *, progress: bool = True) -> None:
         """Give an adapter a copy of this state; without `progress` its counts, random stream and guard stay."""
         expect_update(adapter)
-        assert adapter.fresh is not None
         with torch.inference_mode(False), torch.no_grad():
             _assign_weights(adapter, adapter.fresh.weights)
             adapter.net.restart()  # a policy starts from the source's statistics
@@ -93,7 +92,6 @@ class AdapterState:
         cls, adapter: AdapterBase, tensors: dict[str, Tensor], scalars: Scalars, path: str | Path
     ) -> AdapterState:
         """Return the state that named tensors hold, checked against the adapter, which is not changed."""
-        assert adapter.fresh is not None
         parts = split_by_part(tensors, "net", "state", "policy", "optimizer")
         complete(adapter, parts)
         check_fit("net", adapter.mutable_tensors(), parts["net"], path, whole=False)
@@ -177,7 +175,6 @@ def split_by_part(tensors: dict[str, Tensor], *names: str) -> dict[str, dict[str
 
 def complete(adapter: AdapterBase, parts: dict[str, dict[str, Tensor]]) -> None:
     """Fill in, as in a fresh adapter, the statistics for unwrap() that older files do not have."""
-    assert adapter.fresh is not None
     if not parts.get("policy") and isinstance(adapter.net.policy, BatchPolicy):
         parts["policy"] = {n: torch.zeros_like(t) for n, t in adapter.net.policy.state_dict().items()}
     added = {
@@ -209,10 +206,5 @@ def move_memory(memory: nn.Module, fn: Callable[[Tensor], Tensor]) -> None:
     """Move a method's state like the model, but never to a lower precision; networks in it move like the model."""
     inside = {m for net in memory.modules() if isinstance(net, SplitModel) for m in net.modules()}
 
-    def widen(t: Tensor) -> Tensor:
-        new = fn(t)
-        wide = torch.promote_types(t.dtype, new.dtype)
-        return new if wide == new.dtype else t.to(new.device)
-
     for module in memory.modules():
-        module._apply(fn if module in inside else widen, recurse=False)
+        module._apply(fn if module in inside else never_narrower(fn), recurse=False)

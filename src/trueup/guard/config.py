@@ -18,7 +18,7 @@ log = logging.getLogger("trueup.guard")
 
 @dataclass(frozen=True)
 class Event:
-    """Something the guard did: its name, reason, the images so far, the guard's state and its measurements."""
+    """An event of a guard: its name, reason, the images so far, the guard's state and its measurements."""
 
     name: str
     reason: str

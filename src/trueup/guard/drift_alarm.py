@@ -1,4 +1,4 @@
-"""A drift alarm: compares features with the source's BatchNorm moments, and predictions with the first ones."""
+"""A drift alarm: compares features with the source's BatchNorm moments, predictions with those of the first images."""
 
 from __future__ import annotations
 

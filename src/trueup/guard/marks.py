@@ -14,7 +14,7 @@ EVENTS = ("suspect", "rollback", "fallback", "reset", "pull", "skipped", "quaran
 class Decision(NamedTuple):
     """One thing for the adapter to do.
 
-    rollback: return to the older kept state, or to the source if none is kept; the newer one may postdate the failure.
+    rollback: return to the older kept state, or to the source if none is kept; the newer one may be damaged already.
     restart: return to the source and drop the kept states. pull, restore, part: move parameters towards the source, as
     `Action` says. keep: keep the present state to return to.
     """

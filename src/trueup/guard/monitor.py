@@ -62,7 +62,7 @@ class Monitor:
         self.pending.clear()
 
     def load(self, marks: Marks | None, memory: Mapping[str, Tensor]) -> None:
-        """Take over the contents of a file; without any, forget everything."""
+        """Restore marks and the states of rules; without them, forget everything."""
         self.restart()
         self.marks = marks or self.marks
         if memory:
@@ -180,7 +180,7 @@ class Monitor:
         return list(zip(self.rules, self.memory, strict=False))
 
     def _decide(self, wanted: list[Action], n: int) -> list[Decision]:
-        """Turn what rules ask for into decisions, by the present state."""
+        """Turn the rules' actions into decisions, depending on the state."""
         m, decisions = self.marks, list[Decision]()
         by_kind = {action.kind: action for action in wanted}
         if "drift" in by_kind:

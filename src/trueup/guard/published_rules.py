@@ -19,7 +19,7 @@ class Sar(Rule):
     """SAR (Niu et al., ICLR 2023): reset to the source if the running mean of the entropy falls too low."""
 
     threshold: float = 0.2 / math.log(1000)
-    """As a factor of ln C. Differs: the paper's 0.2 is for 1,000 classes; for ten it would be 9 % of the maximum."""
+    """As a fraction of ln C. Differs: the paper's 0.2 is for 1,000 classes; for ten it would be 9 % of the maximum."""
     momentum: float = 0.9
 
     def __post_init__(self) -> None:

@@ -55,6 +55,7 @@ class BatchSignals:
     source: BatchSignals | None
     """Signals of the frozen source on the same batch; None if not compared."""
     loss: float | None
+    """Loss of the last step; None if there was none."""
     updates: int
     """Gradient steps so far."""
     drift: float | None
@@ -69,7 +70,7 @@ class BatchSignals:
 
 
 def batch_signals(logits: Tensor, *, multilabel: bool = False, **step: Any) -> BatchSignals:
-    """Compute the signals of logits (N, C) or (N, C, ...); each of several labels counts as a pixel of two classes."""
+    """Compute the signals of logits (N, C) or (N, C, ...); with `multilabel`, each label is a pixel of two classes."""
     logits = logits.detach().float()
     if multilabel:
         logits = torch.stack((torch.zeros_like(logits), logits), dim=1)
@@ -143,7 +144,7 @@ class Diversity(Rule):
     memory: float = 128.0
     """Images after which the weight of an image has decayed by a factor of e."""
     blind: float = 0.9
-    """Do not compare with a source whose entropy is above this fraction of the maximum: it knows nothing."""
+    """A source whose entropy is above this fraction of the maximum is not compared with: it knows nothing."""
 
     def __post_init__(self) -> None:
         check_float("suspect", self.suspect, 0)
@@ -188,7 +189,7 @@ class Diversity(Rule):
         numbers["diversity_ratio"] = ratio
         if float(state.count) < MIN_COMPARED or signals.source.entropy > self.blind:
             return None
-        if diversity(state.heard) - diversity(state.said) < NEGLIGIBLE:  # as many classes, with other confidence
+        if diversity(state.heard) - diversity(state.said) < NEGLIGIBLE:  # as many classes, only with other confidence
             return None
         if signals.classes.ndim == 1 and float(state.same) > 0.5 * float(state.said.sum()):  # most predictions agree
             return None
@@ -307,7 +308,7 @@ class Spike(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Drift(Rule):
-    """Distance of the parameters from the source, relative to their norm; beyond the limit they are pulled back."""
+    """Distance of the parameters from the source, relative to their norm; beyond the limit they are pulled to it."""
 
     limit: float = 0.25
     pull: float = 0.1

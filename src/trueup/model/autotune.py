@@ -20,7 +20,7 @@ MAX_TIME_RATIO = 0.9  # other settings are chosen only if they take at most this
 
 
 def autotune(net: SplitModel, x: Tensor, *, learns: bool) -> RunSettings:
-    """Return the settings with unresolved ones chosen, by timing copies of the model on a batch."""
+    """Choose the settings that are left to measurement, by timing copies of the model on a batch."""
     trials: dict[bool | str | None, SplitModel] = {}
 
     def run(candidate: RunSettings) -> None:
@@ -66,7 +66,7 @@ def fastest(
 
 
 def _works(run: Callable[[RunSettings], object], candidate: RunSettings) -> bool:
-    """Return whether a model runs with these settings: some flatten by a view, some have no half precision."""
+    """Return whether a model runs with these settings: one that flattens with `view` needs its own layout."""
     try:
         run(candidate)
     except (RuntimeError, ValueError) as error:

@@ -47,9 +47,9 @@ class Caches:
 
 
 def find_caches(model: nn.Module, x: Tensor) -> Caches:
-    """Detect caches by running the model twice: tensors with a graph that the second reuses.
+    """Detect caches by running the model twice: tensors with a graph that both forwards hold.
 
-    Each forward makes its own tensors to pass on, or to keep from one image to the next. Pass a copy: it is changed.
+    All other tensors are made anew by each forward. Pass a copy: it is changed.
     """
     for p in model.parameters():
         if p.is_floating_point():

@@ -201,12 +201,6 @@ def _shown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def read_images(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, rows: bool = True) -> Tensor:
     """Return the images of a call; refuse what the model cannot use; `rows`: also check the values of each row."""
     x = read_call(model, args, kwargs)
-    check_input(x, model, rows=rows)
-    return x.clone() if x.is_inference() else x.detach()
-
-
-def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
-    """Refuse a batch that the model cannot use; `rows`: also check the values of each row."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
     if x.layout != torch.strided:
@@ -228,6 +222,7 @@ def check_input(x: Tensor, model: nn.Module, *, rows: bool = True) -> None:
             raise ValueError(f"input {i} has values that are NaN")
     if rows and x.is_cpu:  # on other devices it is checked after the forward, to wait only once
         check_values(x)
+    return x.clone() if x.is_inference() else x.detach()
 
 
 def call_model(model: Callable[..., Any], x: Tensor) -> Any:
@@ -279,7 +274,7 @@ class OutputKey:
         has = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
         raise ValueError(
             f"output={self.name!r}: the model returned {type(output).__name__}{has}, which has no key or attribute of "
-            f"this name; name another, or pass a function from what it returns to the logits"
+            f"this name; name another, or pass a function from the model's output to the logits"
         )
 
 
@@ -289,8 +284,8 @@ def output_function(output: Callable[[Any], Tensor] | str | None) -> Callable[[A
         return OutputKey(output)
     if output is not None and not callable(output):
         raise TypeError(
-            f"output={output!r} must be a function from what the model returns to its logits, or the name of the key "
-            f"or attribute that holds them"
+            f"output={output!r} must be a function from the model's output to the logits, or the name of the key or "
+            f"attribute that holds them"
         )
     return output
 
@@ -305,8 +300,8 @@ def as_logits(answer: Any, output: Callable[[Any], Tensor] | None, rows: int, mi
         answer = getattr(answer, "logits", answer)
     if not isinstance(answer, Tensor):
         raise ValueError(
-            f"the model returned {type(answer).__name__}; pass output=, a function from what it returns to the logits, "
-            f"or the name of the key or attribute that holds them"
+            f"the model returned {type(answer).__name__}; pass output=, a function from the model's output to the "
+            f"logits, or the name of the key or attribute that holds them"
         )
     if answer.ndim < 2 or len(answer) != rows or answer.shape[1] < min_channels or not answer.is_floating_point():
         single = answer.ndim > 1 and answer.shape[1] == 1

@@ -1,4 +1,4 @@
-"""Explanations why a model has no usable head, and refusal of models that return features instead of logits."""
+"""Explanations of why a model has no usable head, and refusal of models that return features instead of logits."""
 
 from __future__ import annotations
 

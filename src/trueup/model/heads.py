@@ -71,7 +71,7 @@ def look_for_head(
     make_copy: Callable[[], nn.Module], x: Tensor, name: str | None, output: Callable[[Any], Tensor] | None,
     min_channels: int, *, needed: bool, strict: bool,
 ) -> tuple[str | None, Tensor]:  # fmt: skip
-    """Find the name of the head and the logits; no name where there is none and none is needed.
+    """Return the name of the head and the logits; the name is None if there is no head and none is needed.
 
     `make_copy` makes copies of the model to probe. Features and probabilities are refused.
     """

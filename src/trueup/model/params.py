@@ -53,7 +53,7 @@ def _why_nothing(model: nn.Module, params: Params, names: list[str]) -> str:
             "params='trainable' selects what requires grad, and the model is frozen as a whole; call "
             "requires_grad_(True) on the layers to update, or choose them with params='all', 'norm' or their names"
         )
-    if params == "norm" and (kinds := _describe_norms(model)):
+    if params == "norm" and (kinds := describe_norms(model)):
         return (
             f"params='norm', but the normalisation layers of the model ({kinds}) have no affine parameters; update "
             f"others, with a small lr: params='all', 'backbone', 'head' or a regular expression (the model's names: "
@@ -65,9 +65,9 @@ def _why_nothing(model: nn.Module, params: Params, names: list[str]) -> str:
     )
 
 
-def _describe_norms(model: nn.Module) -> str:
-    """Name the kinds of normalisation layers that a model has, and how many."""
-    kinds = Counter(type(m).__name__ for m in model.modules() if isinstance(m, _NORMS))
+def describe_norms(model: nn.Module) -> str:
+    """Name the kinds of normalisation layers that a model has, and how many; "" if it has none."""
+    kinds = Counter(type(layer).__name__ for layer in norm_layers(model))
     return ", ".join(f"{n} × {kind}" for kind, n in kinds.items())
 
 

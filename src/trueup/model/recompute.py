@@ -60,7 +60,7 @@ def _count_layers(module: nn.Module) -> int:
 
 
 def _segments(chain: nn.Sequential) -> list[list[nn.Module]]:
-    """Cut a chain into about as many segments as each has layers, before layers that leave their input as it is."""
+    """Cut a chain of n layers into about sqrt(n) segments, before layers that leave their input as it is."""
     children = list(chain)
     starts = [i for i, child in enumerate(children) if _count_layers(child)]
     each = max(2, isqrt(len(starts)))

@@ -66,7 +66,7 @@ class RunSettings:
         if self.compile and not policy.compilable:
             raise ValueError(f"compile=True goes with norm='source' or 'batch', not with norm={norm!r}: leave one out")
         if self.memory == "low" and not policy.recomputable:
-            raise ValueError(f"memory='low' does not go with norm={norm!r}, whose statistics move with a forward")
+            raise ValueError(f"memory='low' does not go with norm={norm!r}, whose estimates move after a forward")
 
     def autocast(self, device: str) -> AbstractContextManager[object]:
         """Return the context in which the model runs in this precision."""

@@ -23,7 +23,7 @@ from trueup.views import Normalization
 class Output:
     """One forward pass: `features` (N, D) and `scores` (N, C) at the head, `logits` as the model returns them.
 
-    A segmenter has maps of them, (N, D, H, W), at the resolution of its head; its logits may be larger. All are at
+    A segmenter's are maps, (N, D, H, W), at the resolution of its head; its logits may be larger. All are at
     least float32, so losses are too. Where the model has no head, features and scores are the logits. `memo` is
     scratch space of this call.
     """
@@ -67,7 +67,7 @@ class SplitModel(nn.Module):
         self.label: int | None = None
         self.selected: dict[str, nn.Parameter] = {}
         self.normalization = normalization  # of its images, if that is known
-        self.train().eval()  # a change of mode empties the caches of models that keep some
+        self.train().eval()  # train() and eval() make some models drop cached tensors
 
     def attach(self, head: str | None, channels: int, *, dense: bool = False) -> None:
         """Set the name of the head, the number of its outputs, and whether these are maps."""
@@ -182,8 +182,7 @@ class SplitModel(nn.Module):
 
     def clone(self) -> SplitModel:
         """Return a frozen copy with its own storage: a teacher, an anchor."""
-        twin = copy.deepcopy(self)
-        return twin.requires_grad_(False)
+        return copy.deepcopy(self).requires_grad_(False)
 
 
 def rows_of(features: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

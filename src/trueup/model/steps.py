@@ -12,10 +12,10 @@ def sharpness_aware(
     loss: Tensor, parameters: Sequence[nn.Parameter], radius: float, second_loss: Callable[[], Tensor | None],
     backward: Callable[[Tensor, Sequence[nn.Parameter]], None],
 ) -> Tensor | None:  # fmt: skip
-    """Replace the gradient of a loss by the one at a distance of `radius` along it, and return the loss there.
+    """Replace the gradient by the gradient at a distance of `radius` along it, and return the loss at that point.
 
-    Returns None if there is no loss there, and the first loss if its gradient is not finite. The parameters come back,
-    to the bit, also if something is raised.
+    Returns None if there is no loss at that point, and the first loss if its gradient is not finite. The parameters are
+    restored bit-exactly, also after an exception.
     """
     moved = [p for p in parameters if p.grad is not None]
     length = torch.nn.utils.get_total_norm([p.grad for p in moved if p.grad is not None])

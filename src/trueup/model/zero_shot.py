@@ -49,7 +49,7 @@ class ProjectedEncoder(nn.Module):
 
 
 def zero_shot(model: nn.Module, text_features: Tensor, *, scale: float | None = None) -> nn.Module:
-    """Make a classifier of images out of CLIP and one text feature per class; `trueup.adapt` takes it.
+    """Return a classifier with CLIP's image encoder and fixed text features, one per class, for `trueup.adapt`.
 
     model: of open_clip or transformers (CLIP, SigLIP), or an image encoder that returns features (N, D). Its weights
         are shared, not copied, and its text encoder is left out.

@@ -36,7 +36,7 @@ class EmaPolicy(NormPolicy):
             if self.seen is None:
                 return own
             before = self.seen.get(layer, own)
-            now = self.seen[layer] = own if self.few(x) else mix_moments(before, biased_moments(x), self.number)
+            now = self.seen[layer] = before if self.few(x) else mix_moments(before, biased_moments(x), self.number)
             return now
 
         return replacing_statistics(model, choose)

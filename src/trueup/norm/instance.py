@@ -15,7 +15,7 @@ RATE = 0.01  # how far an updating forward moves the estimates
 
 
 class InstancePolicy(NormPolicy):
-    """Running estimates, corrected for each image; the number is how many deviations stay uncorrected.
+    """Running estimates, corrected for each image; differences of up to this number of deviations stay.
 
     Where `centred`, images are corrected from the batch's moments instead, as in training.
     """

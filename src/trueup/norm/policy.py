@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.finite import NotFiniteError, all_finite
+from trueup.hooks import hooked
 
 # A segmenter's layer that sees fewer values per channel than this keeps the source's statistics: DeepLab pools a whole
 # image into one value, and the deviation of a batch of few such values is noise.
@@ -54,7 +55,7 @@ class NormPolicy(nn.Module):
         self._active = False
 
     def restart(self, model: nn.Module, *, classes: int | None, dense: bool) -> None:
-        """Forget all batches; the model must be at its source.
+        """Forget all batches; the model must have the source's weights.
 
         classes: of an image; None where pixels are classified, or an image may have several labels.
         """
@@ -106,6 +107,14 @@ class NormPolicy(nn.Module):
 
     def update_estimates(self, model: nn.Module) -> None:
         """Move estimates that must not move before the gradient of a forward is known."""
+
+    def by_name(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return, for `unwrap()`, statistics that were used and are not in the layers' buffers; under their names."""
+        return {}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Follow the model to its device and to higher precision, never to lower."""
+        return super()._apply(never_narrower(fn), recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     def few(self, x: Tensor) -> bool:
         """Return True if a layer sees too few values for statistics of its own: one value has no variance."""
@@ -172,8 +181,6 @@ class BatchPolicy(NormPolicy):
             for layer in own:
                 set_statistics(layer, own[layer])
 
-    # The record
-
     def restart(self, model: nn.Module, **task: Any) -> None:
         """Start an empty record."""
         super().restart(model, **task)
@@ -230,15 +237,6 @@ class BatchPolicy(NormPolicy):
         """Return True if nothing was recorded although there are layers that could."""
         return bool(self._sizes) and not bool(self.images.any())
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Follow the model to its device and to higher precision, never to lower."""
-
-        def widen(t: Tensor) -> Tensor:
-            new = fn(t)
-            return new if torch.promote_types(t.dtype, new.dtype) == new.dtype else t.to(new.device)
-
-        return super()._apply(widen, recurse)  # type: ignore[no-any-return, no-untyped-call]
-
 
 class MixPolicy(BatchPolicy):
     """A mixture of the source's statistics and the batch's, as constants; the number is the batch's part."""
@@ -264,22 +262,30 @@ class PriorPolicy(MixPolicy):
         return images / (images + self.number)
 
 
+def never_narrower(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a conversion that does what `fn` does, except that it lowers no precision."""
+
+    def convert(t: Tensor) -> Tensor:
+        new = fn(t)
+        return new if torch.promote_types(t.dtype, new.dtype) == new.dtype else t.to(new.device)
+
+    return convert
+
+
 def batchnorms(model: nn.Module) -> list[_BatchNorm]:
     """Return the BatchNorm layers of a model that have running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
-def own_statistics(layer: nn.Module) -> Moments:
+def own_statistics(layer: _BatchNorm) -> Moments:
     """Return the running statistics of a BatchNorm layer."""
-    assert isinstance(layer, _BatchNorm)
     assert layer.running_mean is not None
     assert layer.running_var is not None
     return layer.running_mean, layer.running_var
 
 
-def set_statistics(layer: nn.Module, statistics: Statistics) -> None:
+def set_statistics(layer: _BatchNorm, statistics: Statistics) -> None:
     """Let a BatchNorm layer have these tensors for its running statistics."""
-    assert isinstance(layer, _BatchNorm)
     layer.running_mean, layer.running_var = statistics
 
 
@@ -317,14 +323,11 @@ def replacing_statistics(
     def put_back(layer: _BatchNorm, args: object, out: object) -> None:
         set_statistics(layer, own[layer])
 
-    handles = [layer.register_forward_pre_hook(replace) for layer in own]
-    # Recomputation in backward stops early, with an exception inside a layer.
-    handles += [layer.register_forward_hook(put_back, always_call=True) for layer in own]
     try:
-        yield
+        # Recomputation in backward stops early, with an exception inside a layer.
+        with hooked(own, before=replace, after=put_back, always_call=True):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         for layer in own:
             set_statistics(layer, own[layer])
 

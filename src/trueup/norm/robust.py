@@ -136,7 +136,7 @@ def inlier_rows(rows: Rows, n: int) -> Tensor:
     """Return a mask of the n images that are like the others in what the layers see; all, if they are too few to tell.
 
     An image is an outlier if in any layer its mean activations, or its variances, are farther from those of the batch
-    than the median by FAR median absolute deviations, as images must be that are to move the statistics of others.
+    than the median by FAR median absolute deviations, Images crafted to move the statistics of others are outliers.
     """
     layers = [moments for moments in rows.values() if len(moments[0]) == n]
     device = next(iter(rows.values()))[0].device if rows else torch.device("cpu")
