@@ -231,9 +231,9 @@ TABLE
 
 REASONS
 
-`bn` sets the statistics of BatchNorm layers, so it changes nothing in models with LayerNorm or InstanceNorm alone. Where
-nothing matches `params="norm"`, other parameters can be updated: `trueup.adapt(model, "tent", params="all", lr=1e-5)`.
-Where a method is refused for its head, `pl` and all that update normalisation layers still run.
+`bn` sets the statistics of BatchNorm layers, so it changes nothing in models with LayerNorm or InstanceNorm alone.
+Where nothing matches `params="norm"`, other parameters can be updated:
+`trueup.adapt(model, "tent", params="all", lr=1e-5)`. `pl` needs neither a head nor normalisation layers.
 
 ## Hugging Face
 
@@ -262,8 +262,9 @@ adapter = trueup.adapt(model, "tsd")
 logits = adapter(torch.randn(2, 1, 16, 16, 16))  # (2, 3, 16, 16, 16)
 ```
 
-MONAI's `UNet` has InstanceNorm without affine parameters by default, so methods with `params="norm"`, such as Tent, need another `params=`; with
-`norm="batch"` or `norm=("instance", {"affine": True})` in the network they run as they are.
+MONAI's `UNet` has InstanceNorm without affine parameters by default, so methods with `params="norm"`, such as Tent,
+need another `params=`; with `norm="batch"` or `norm=("instance", {"affine": True})` in the network they run as they
+are.
 
 ## Zero-shot CLIP
 
@@ -296,7 +297,7 @@ that returns features, with `scale=`.
 | `DataParallel`, `DistributedDataParallel` | `model.module` |
 | TorchScript | the module that it was made from |
 | int8 layers | adapt the float model and quantise `adapter.unwrap()` |
-| `ultralytics.YOLO` | detectors are not supported; of a classifier pass the inner network `model.model`, with `output=` |
+| `ultralytics.YOLO` | detectors are not supported; of a classifier pass `model.model`, with `output=` |
 | two heads that are averaged, a map that is pooled after the head | a method that needs no head, or `head=` |
 """
 

@@ -41,8 +41,8 @@ ROWS = [
     (
         "teacher: an alias of the student",
         "SplitModel.clone",
-        "twin = copy.deepcopy(self)",
-        "twin = copy.copy(self)",
+        "copy.deepcopy(self)",
+        "copy.copy(self)",
         "test_cotta test_rotta",
     ),
     (

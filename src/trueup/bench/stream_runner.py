@@ -96,19 +96,7 @@ class StreamRunner:
         share: reuse the features of a backbone pass. trace: record features and the answers to each image.
         """
         shared = self.shared(method, progress) if share else None
-        if shared is not None:
-            reset_peak_memory(self.device)
-            check_effect(self.model, method)
-            # The head alone has no statistics to set: the backbone pass has set them.
-            adapter = Adapter(shared.head, replace(method, norm="source"), seed=self.seed)
-            stream = iter(shared.features)
-        else:
-            self._warm_up(method)
-            reset_peak_memory(self.device)
-            adapter = self.adapter(method).to(self.device)
-            stream = self.batches()
-            if "prepare" in method.info.needs and self.prepare is not None:
-                adapter.prepare(x.to(self.device) for x in self.prepare())
+        adapter, stream = self._start(method, shared)
         data = self.loader.place
         scorer: Scorer = MaskScorer(data, self.structures, self.multilabel) if self.structures else ClassScorer(data)
         recorder = FeatureRecorder(sum(map(len, self.stream)))
@@ -136,6 +124,20 @@ class StreamRunner:
         results |= {"guard": dict(adapter.health.events)} if self.guard else {}
         speed = results["images"] / seconds
         return StreamResult(results, {"seconds": seconds, "images_per_second": speed, "peak_memory_mb": memory}, traced)
+
+    def _start(self, method: Method, shared: BackbonePass | None) -> tuple[Adapter, Iterator[tuple[Tensor, Indices]]]:
+        """Return a fresh adapter, and its batches: images, or the features of a backbone pass."""
+        if shared is None:
+            self._warm_up(method)
+        reset_peak_memory(self.device)
+        if shared is not None:
+            check_effect(self.model, method)
+            # The head alone has no statistics to set: the backbone pass has set them.
+            return Adapter(shared.head, replace(method, norm="source"), seed=self.seed), iter(shared.features)
+        adapter, stream = self.adapter(method).to(self.device), self.batches()
+        if "prepare" in method.info.needs and self.prepare is not None:
+            adapter.prepare(x.to(self.device) for x in self.prepare())
+        return adapter, stream
 
     def adapter(self, method: Method) -> Adapter:
         """Make a fresh adapter of the model."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup.finite import NotFiniteError, all_finite
-from trueup.hooks import hooked
 
 # A segmenter's layer that sees fewer values per channel than this keeps the source's statistics: DeepLab pools a whole
 # image into one value, and the deviation of a batch of few such values is noise.
@@ -27,8 +26,6 @@ Call = tuple[Tensor, Tensor, int]  # the mean and variance that a layer used, an
 
 class NormPolicy(nn.Module):
     """The statistics that BatchNorm layers of a model in eval mode normalise with: here the layers' own.
-
-    A new policy overrides `following` to choose statistics, and `remember` if it has estimates; then set the flags.
 
     A policy is active for a whole batch, forward and backward, so that activations that are recomputed in backward
     see the same statistics. Each forward updates what the policy remembers or only reads it. Estimates that answers
@@ -323,11 +320,14 @@ def replacing_statistics(
     def put_back(layer: _BatchNorm, args: object, out: object) -> None:
         set_statistics(layer, own[layer])
 
+    handles = [layer.register_forward_pre_hook(replace) for layer in own]
+    # Recomputation in backward stops early, with an exception inside a layer.
+    handles += [layer.register_forward_hook(put_back, always_call=True) for layer in own]
     try:
-        # Recomputation in backward stops early, with an exception inside a layer.
-        with hooked(own, before=replace, after=put_back, always_call=True):
-            yield
+        yield
     finally:
+        for handle in handles:
+            handle.remove()
         for layer in own:
             set_statistics(layer, own[layer])
 
