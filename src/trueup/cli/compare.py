@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from trueup.bench.method_spec import read_specs, split_guard
 from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
+from trueup.cli.options import Flags, Limits
 from trueup.cli.progress import make_grid, progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
@@ -85,19 +85,19 @@ def compare(
     classes: int = typer.Option(None, "--classes", min=2, help="Number of classes."),
     size: int = typer.Option(None, "--size", min=8, help="Input size in pixels; 224 by default."),
     normalize: str = typer.Option(None, "--normalize", help="imagenet (default) or half."),
-    resize: str = options.RESIZE,
-    limits: options.Limits = options.RANGE,
-    mean: str = options.MEAN,
-    std: str = options.STD,
-    grey: bool = options.GREY,
-    method: list[str] = options.METHOD,
+    resize: str = Flags.resize,
+    limits: Limits = Flags.limits,
+    mean: str = Flags.mean,
+    std: str = Flags.std,
+    grey: bool = Flags.grey,
+    method: list[str] = Flags.method,
     batch: int = typer.Option(64, "--batch", "-b", min=1, help="Images per batch."),
     limit: int = typer.Option(None, "--limit", min=1, help="Use only the first N images."),
     shuffle: bool = SHUFFLE,
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Seed of adaptation and order."),
-    device: str = options.DEVICE,
+    device: str = Flags.device,
     source: str = LABELLED,
-    as_json: bool = options.JSON,
+    as_json: bool = Flags.as_json,
 ) -> None:
     """Try several methods on a model and images, and recommend one."""
     check_device(device)
@@ -244,17 +244,20 @@ def print_reports_as_json(
     """Print the result as JSON, with shares of 1 and null for unknown values."""
     streams = list(scenes.values())
     found, advice = estimate(reports, streams), advise(reports, streams)
-    result = {
-        "images": len(reports[0].answers),
-        "unreadable": broken,
-        "said": said,
-        "methods": [_json_values(f) | {"range": e.range, "why": e.why} for f, e in zip(reports, found, strict=True)],
-        "scenes": {name: [_json_values(f) for f in scene] for name, scene in scenes.items()},
-        "take": advice.take,
-        "certain": advice.certain,
-        "reasons": advice.reasons,
-    }
-    typer.echo(json.dumps(result, indent=2))
+    options.print_json(
+        {
+            "images": len(reports[0].answers),
+            "unreadable": broken,
+            "said": said,
+            "methods": [
+                _json_values(f) | {"range": e.range, "why": e.why} for f, e in zip(reports, found, strict=True)
+            ],
+            "scenes": {name: [_json_values(f) for f in scene] for name, scene in scenes.items()},
+            "take": advice.take,
+            "certain": advice.certain,
+            "reasons": advice.reasons,
+        }
+    )
 
 
 def _json_values(report: MethodReport) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from trueup.bench.estimate import format_duration, total_seconds
 from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan
-from trueup.cli import options
+from trueup.cli.options import flags_in_order, settings_of
 from trueup.cli.progress import FORMS, make_grid, print_failures, print_table, run_with_bars
 from trueup.report.figures import save_figure
 from trueup.report.palette import curve_labels
@@ -38,26 +38,21 @@ SELECT = typer.Option(
 )
 
 
+@flags_in_order("name data small select seed limit training weights out checkpoints workers device dry_run")
 def reproduce(
     name: str = typer.Argument("", help="Such as main-resnet18 or ablation; without a name all are listed."),
     data: str = typer.Option(None, "--data", help="Folder that holds a folder for each dataset."),
     small: bool = typer.Option(False, "--small", help="Use the embedded benchmarks and small networks."),
     select: str = SELECT,
-    seed: list[int] = options.SEED,
-    limit: int = options.LIMIT,
-    training: list[str] = options.TRAIN,
-    weights: str = options.WEIGHTS,
     out: str = typer.Option("paper", "--out", "-o", help="Folder for records, tables, figures and checkpoints."),
-    checkpoints: str = options.CHECKPOINTS,
-    workers: int = options.WORKERS,
-    device: str = options.DEVICE,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and estimate their time; run nothing."),
-) -> None:
+    *, checkpoints: str | None, workers: int | None, device: str, **settings: Any,
+) -> None:  # fmt: skip
     """Reproduce a table or figure of the paper by name."""
     if not name:
         list_recipes()
         return
-    flags = options.passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = settings_of(settings | {"select": select})
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
         print_estimate(wanted, out, checkpoints, device)

@@ -5,6 +5,7 @@ import gzip
 import html
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 
@@ -51,12 +52,10 @@ def embed_gzip(name: str, value: Any) -> str:
     return f'<script type="text/plain" id="{escape(name)}">{base64.b64encode(blob).decode()}</script>'
 
 
-def jsonable(value: Any) -> Any:
-    """Return a value that strict JSON can hold: NaN and infinities become text."""
+def jsonable(value: Any, unfit: Callable[[float], Any] = str) -> Any:
+    """Return a value that strict JSON can hold: NaN and infinities become what `unfit` returns."""
     if isinstance(value, dict):
-        return {str(key): jsonable(inner) for key, inner in value.items()}
+        return {str(key): jsonable(inner, unfit) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return [jsonable(inner, unfit) for inner in value]
+    return unfit(value) if isinstance(value, float) and not math.isfinite(value) else value
