@@ -75,7 +75,7 @@ class ImagePanel:
     note: str = ""
 
 
-Panel = LinePanel | BarPanel | MatrixPanel | ScatterPanel | ImagePanel
+Panel = CurvePanel | MatrixPanel | ScatterPanel | ImagePanel
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Groups of runs that may stand in one figure, their names, and the variants that a figure shows."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from trueup.report.figure_spec import FigureSpec, Panel
 from trueup.report.metrics import Metric
 from trueup.report.tables import group_by_settings, mean_of, shared_settings
 from trueup.report.traces import Trace
@@ -26,6 +27,7 @@ from trueup.report.variants import (
 )
 
 TraceLookup = Callable[[Record], Trace | None]
+Figures = Iterator[FigureSpec]
 
 ORDER = ("network", "stream", "stream_options", "batch", "disturb", "repeat", "limit", "reset")  # named first in titles
 SWEPT = 3  # values of a hyper-parameter that make a sweep
@@ -109,6 +111,13 @@ class Group:
             if len(before[images]) and np.array_equal(before[images], after[images]):
                 return run, before, after
         return None
+
+    def figure(
+        self, name: str, title: str, caption: Iterable[str], panels: Iterable[Panel], columns: int = 2
+    ) -> FigureSpec:
+        """Make a figure of the group, whose name ends with the group's, from the sentences of its caption."""
+        text = " ".join(filter(None, caption))
+        return FigureSpec(f"{name}-{self.name}", f"{self.title}: {title}", text, tuple(panels), columns)
 
     @property
     def setting(self) -> str:
