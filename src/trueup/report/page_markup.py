@@ -16,6 +16,16 @@ def escape(value: object) -> str:
     return html.escape(clean, quote=True)
 
 
+def boxed(label: str, table: str) -> str:
+    """Return a table in a box that scrolls, also with the keyboard."""
+    return f'<div class="box" tabindex="0" role="region" aria-label="{escape(label)}">{table}</div>'
+
+
+def sort_button(name: str, attributes: str = "") -> str:
+    """Return the head of a column that a table can be sorted by."""
+    return f'<th scope="col" aria-sort="none"{attributes}><button type="button">{escape(name)}</button></th>'
+
+
 def minus_sign(number: str) -> str:
     """Replace the hyphen of a printed number by a minus sign, which is as wide as a plus."""
     return number.replace("-", "−")

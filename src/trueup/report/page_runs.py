@@ -5,7 +5,7 @@ from typing import Any
 
 from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS
-from trueup.report.page_markup import escape, minus_sign
+from trueup.report.page_markup import boxed, escape, minus_sign, sort_button
 from trueup.report.page_tables import value_of
 from trueup.report.variants import Record, is_finished, json_key, target_of
 
@@ -21,11 +21,8 @@ def runs_table(records: Sequence[Record]) -> str:
     names = ["method", "dataset", "target", "network", "seed", "stream"]
     heads = [(name, "ascending", "seed" if name == "seed" else "word") for name in names]
     heads += [(f"{m.name}{', %' * m.percent}", "ascending" if m.lower else "descending", "number") for m in metrics]
-    head = "".join(
-        f'<th scope="col" aria-sort="none" data-first="{first}" data-kind="{kind}">'
-        f'<button type="button">{escape(name)}</button></th>'
-        for name, first, kind in [*heads, ("state", "ascending", "word")]
-    )
+    heads.append(("state", "ascending", "word"))
+    head = "".join(sort_button(name, f' data-first="{first}" data-kind="{kind}"') for name, first, kind in heads)
     variants = [variant for group in group_runs(records) for variant in group.variants]
     called = {id(record): variant.label for variant in variants for record in variant.records}
     body = []
@@ -39,11 +36,8 @@ def runs_table(records: Sequence[Record]) -> str:
         state = "<td>done</td>" if is_finished(record) else '<td class="failed">failed</td>'
         name = f'<th scope="row"><button type="button" aria-expanded="false">{escape(label)}</button></th>'
         body.append(f'<tr data-run="{i}">{name}{"".join(cells)}{state}</tr>')
-    return (
-        '<div class="box" tabindex="0" role="region" aria-label="All runs">'
-        f'<table class="runs" style="--numbers:{len(metrics)}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+    table = f'<table class="runs" style="--numbers:{len(metrics)}"><thead><tr>{head}</tr></thead>'
+    return boxed("All runs", f"{table}<tbody>{''.join(body)}</tbody></table>")
 
 
 def run_columns(records: Sequence[Record]) -> dict[str, Any]:

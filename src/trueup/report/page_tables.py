@@ -7,7 +7,7 @@ from typing import Any
 
 from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS, Metric
-from trueup.report.page_markup import escape, minus_sign
+from trueup.report.page_markup import boxed, escape, minus_sign, sort_button
 from trueup.report.render import LATEX_WIDE, LEGEND, MISSING, has_marks, render_table
 from trueup.report.tables import Cell, Column, Row, Table, group_by_settings, make_tables, shared_settings
 from trueup.report.variants import Record, is_finished, json_key
@@ -75,21 +75,17 @@ def table_html(title: str, table: Table) -> str:
     caption = table.caption + (f" {LEGEND}" if has_marks(table) else "")
     notes = "".join(f"<li>{escape(note)}</li>" for note in table.notes)
     size = " many" if len(table.columns) > LATEX_WIDE else ""
-    head = ""
+    head = sort_button("method")
     for column in table.columns:
         kind = f' data-target="{escape(column.name)}"' if column.kind == "target" else ""
         first = "ascending" if column.metric.lower else "descending"
         edge = ' class="edge"' if column.kind in EDGES else ""
-        button = f'<button type="button">{escape(column.name)}</button>'
-        head += f'<th scope="col" aria-sort="none" data-first="{first}"{kind}{edge}>{button}</th>'
+        head += sort_button(column.name, f' data-first="{first}"{kind}{edge}')
     body = "".join(_row(row, table) for row in table.rows)
+    numbers = f'<table class="numbers{size}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return (
-        f"<h3>{escape(title)} <small>{escape(what)}</small></h3>"
-        f'<div class="box" tabindex="0" role="region" aria-label="{escape(f"{title}: {what}")}">'
-        f'<table class="numbers{size}">'
-        f'<thead><tr><th scope="col" aria-sort="none"><button type="button">method</button></th>{head}</tr></thead>'
-        f'<tbody>{body}</tbody></table></div><p class="caption">{escape(caption)}</p>'
-        f"{f'<ul class=notes>{notes}</ul>' if notes else ''}"
+        f"<h3>{escape(title)} <small>{escape(what)}</small></h3>{boxed(f'{title}: {what}', numbers)}"
+        f'<p class="caption">{escape(caption)}</p>{f"<ul class=notes>{notes}</ul>" if notes else ""}'
     )
 
 
