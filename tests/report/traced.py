@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from studies import record
 
-from trueup.report.traces import Trace
+from trueup.report.groups import Trace
 from trueup.report.variants import Record
 
 CLASSES = 5

@@ -16,12 +16,12 @@ from trueup.bench.sweep import plan
 from trueup.cli.options import flags_in_order, settings_of
 from trueup.cli.progress import FORMS, make_grid, print_failures, print_table, run_with_bars
 from trueup.report.figures import save_figure
+from trueup.report.groups import Traces
 from trueup.report.palette import curve_labels
 from trueup.report.paper_table import compare_with_paper
 from trueup.report.record_figures import make_figures
 from trueup.report.render import render_table
 from trueup.report.tables import Table
-from trueup.report.traces import Traces
 
 HELP = """Reproduce a table or figure of the TSD paper by name: run what is missing, then print ours and the paper's.
 

@@ -15,8 +15,7 @@ from trueup.bench.stress import DESCRIPTIONS, SCENARIOS, label_of, make_stress, 
 from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
 from trueup.cli.progress import FORMS, make_grid, print_counts, print_failures, print_table, run_with_bars, write_tables
-from trueup.report.heatmap import heatmap
-from trueup.report.stress_tables import StressTest, stress_tests
+from trueup.report.stress_tables import StressTest, heatmap, stress_tests
 
 Files = dict[Path, list[Path]]
 """The pictures of each test, by the path of its tables without the suffixes in FORMS."""

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.report.figure_spec import Axis, BarPanel, Curve, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
-from trueup.report.groups import Figures, Group, TraceLookup, detail_groups
+from trueup.report.groups import Figures, Group, Trace, TraceLookup, detail_groups
 from trueup.report.stream_figures import mean_and_deviation
-from trueup.report.traces import Trace
 from trueup.report.variants import Record, RunKey
 
 CLASSES = 20  # rows of a matrix, or groups of bars, at most

@@ -1,17 +1,19 @@
-"""Groups of runs that may stand in one figure, their names, and the variants that a figure shows."""
+"""Groups of runs that may stand in one figure, their traces, and the variants that a figure shows."""
 
 import re
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trueup.report.figure_spec import FigureSpec, Panel
 from trueup.report.metrics import Metric
 from trueup.report.tables import group_by_settings, mean_of, shared_settings
-from trueup.report.traces import Trace
 from trueup.report.variants import (
     Record,
     RunKey,
@@ -26,11 +28,37 @@ from trueup.report.variants import (
     variants_of,
 )
 
+Trace = Mapping[str, NDArray[Any]]
+"""The `.npz` file of a run, with one entry per image of its stream."""
 TraceLookup = Callable[[Record], Trace | None]
 Figures = Iterator[FigureSpec]
 
 ORDER = ("network", "stream", "stream_options", "batch", "disturb", "repeat", "limit", "reset")  # named first in titles
+LARGEST = 2**28  # bytes of all arrays of a trace; the library writes no larger file
 SWEPT = 3  # values of a hyper-parameter that make a sweep
+
+
+class Traces:
+    """The traces below a folder of records, each read on demand, without pickle."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        root = folder if folder.is_dir() else folder.parent
+        self.files = {path.stem: path for path in sorted(root.rglob("traces/*.npz"))}
+
+    def __call__(self, record: Record) -> Trace | None:
+        """Return the trace of a run; None if it has none, or a damaged one."""
+        path = self.files.get(str(record.get("id")))
+        if path is None or "trace" not in record:
+            return None
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if sum(member.file_size for member in archive.infolist()) > LARGEST:
+                    return None
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (Exception, MemoryError):  # a damaged file fails in many ways, and only its figures are lost
+            return None
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,15 @@ from trueup.report.metrics import METRICS
 from trueup.report.page_compare import comparison_html, difference_tables, pair_runs
 from trueup.report.page_headline import headline, warnings
 from trueup.report.page_markup import embed_gzip, embed_json, escape, plural
-from trueup.report.page_runs import run_columns, runs_table
-from trueup.report.page_tables import TableGroup, Views, packed_views, table_groups, tables_html
+from trueup.report.page_tables import (
+    TableGroup,
+    Views,
+    packed_views,
+    run_columns,
+    runs_table,
+    table_groups,
+    tables_html,
+)
 from trueup.report.palette import curve_labels
 from trueup.report.variants import Record, is_finished, latest_records, target_of
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trueup.report.feature_space import confusion, embedding, geometry, mask_examples
 from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec, LinePanel
-from trueup.report.groups import Figures, Group, HyperSweep, TraceLookup, group_runs, hyper_sweeps
+from trueup.report.groups import Figures, Group, HyperSweep, Trace, TraceLookup, group_runs, hyper_sweeps
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import upper_first
 from trueup.report.stream_figures import (
@@ -22,7 +22,6 @@ from trueup.report.stream_figures import (
     mean_and_deviation,
 )
 from trueup.report.tables import Table, environment_notes, make_tables, mean_of
-from trueup.report.traces import Trace
 from trueup.report.variants import Record, Variant, json_key, target_of
 
 HEAVY = ("examples", "truth", "answer")  # arrays of a trace that are not kept in memory

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trueup.report.figure_spec import Axis, Curve, LinePanel
-from trueup.report.groups import Figures, Group, TraceLookup, detail_groups
-from trueup.report.traces import Trace
+from trueup.report.groups import Figures, Group, Trace, TraceLookup, detail_groups
 from trueup.report.variants import Record, RunKey, Variant
 
 Numbers = NDArray[np.float64]
