@@ -21,6 +21,7 @@ from trueup.report.feature_space import (
 from trueup.report.figure_spec import BarPanel, Curve, FigureSpec, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
 from trueup.report.groups import detail_groups, group_runs
 from trueup.report.record_figures import batch_sizes, make_figures, sensitivity, target_bars
+from trueup.report.runs import Record
 from trueup.report.stream_figures import (
     ACCURACY,
     AGREEMENT,
@@ -30,7 +31,6 @@ from trueup.report.stream_figures import (
     moving,
     windows,
 )
-from trueup.report.variants import Record
 
 Runs = list[tuple[Record, dict[str, Any]]]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from studies import record
 
 from trueup.report.groups import Trace
-from trueup.report.variants import Record
+from trueup.report.runs import Record
 
 CLASSES = 5
 STRUCTURES = ("disc", "cup")

@@ -16,8 +16,8 @@ from trueup.report.page import render_page
 from trueup.report.palette import curve_labels
 from trueup.report.record_figures import make_figures
 from trueup.report.render import render_table
+from trueup.report.runs import is_finished
 from trueup.report.tables import make_tables
-from trueup.report.variants import is_finished
 
 PAGE, FIGURES = "report.html", "figures"
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from trueup.report.figure_spec import Axis, BarPanel, Curve, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
 from trueup.report.groups import Figures, Group, Trace, TraceLookup, detail_groups
+from trueup.report.runs import Record, RunKey
 from trueup.report.stream_figures import mean_and_deviation
-from trueup.report.variants import Record, RunKey
 
 CLASSES = 20  # rows of a matrix, or groups of bars, at most
 COLOURED = 10  # classes with colours of their own

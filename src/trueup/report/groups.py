@@ -13,20 +13,9 @@ from numpy.typing import NDArray
 
 from trueup.report.figure_spec import FigureSpec, Panel
 from trueup.report.metrics import Metric
+from trueup.report.runs import Record, RunKey, is_finished, json_key, latest_runs, metric_of, seeds_text, target_of
 from trueup.report.tables import group_by_settings, mean_of, shared_settings
-from trueup.report.variants import (
-    Record,
-    RunKey,
-    Variant,
-    default_metric,
-    is_finished,
-    json_key,
-    latest_records,
-    seeds_text,
-    source_variant,
-    target_of,
-    variants_of,
-)
+from trueup.report.variants import Variant, source_variant, variants_of
 
 Trace = Mapping[str, NDArray[Any]]
 """The `.npz` file of a run, with one entry per image of its stream."""
@@ -89,7 +78,7 @@ class Group:
     @cached_property
     def metric(self) -> Metric:
         """Dice for masks, else accuracy."""
-        return default_metric(self.records)
+        return metric_of(self.records)
 
     @cached_property
     def shown(self) -> list[Variant]:
@@ -176,7 +165,7 @@ class HyperSweep:
 
 def group_runs(records: Iterable[Record], *, apart: Collection[str] = ()) -> list[Group]:
     """Group finished runs. Settings named in `apart` may differ inside a group, and are part of the place."""
-    found = group_by_settings(filter(is_finished, latest_records(records)), apart)
+    found = group_by_settings(filter(is_finished, latest_runs(records)), apart)
     settings = []
     for some in found:
         shared = shared_settings(some[0], apart)

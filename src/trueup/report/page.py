@@ -23,7 +23,7 @@ from trueup.report.page_tables import (
     tables_html,
 )
 from trueup.report.palette import curve_labels
-from trueup.report.variants import Record, is_finished, latest_records, target_of
+from trueup.report.runs import Record, is_finished, latest_runs, target_of
 
 OPEN = 6  # tables; further ones are folded
 
@@ -39,7 +39,7 @@ def render_page(
     """Return the document. With `against`, the records of another sweep, it compares the two, called `names`."""
     if not records:
         raise ValueError("no records to show; run `trueup bench` first")
-    every = latest_records(records)
+    every = latest_runs(records)
     groups = table_groups(every)
     pairing = pair_runs(every, against) if against else None
     results: Views = {str(i): (group.title, group.tables) for i, group in enumerate(groups)}

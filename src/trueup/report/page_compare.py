@@ -8,16 +8,8 @@ from trueup.report.groups import Group, group_runs
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import escape, join_words, minus_sign, plural
 from trueup.report.page_tables import Views, measured_metrics, tables_html, value_of
+from trueup.report.runs import Record, is_finished, json_key, latest_runs, seeds_text, target_of, unique_texts
 from trueup.report.tables import Cell, Column, Row, Table
-from trueup.report.variants import (
-    Record,
-    is_finished,
-    json_key,
-    latest_records,
-    seeds_text,
-    target_of,
-    unique_texts,
-)
 
 
 @dataclass(frozen=True)
@@ -32,12 +24,12 @@ class Pairing:
 
 def pair_runs(records: Sequence[Record], against: Sequence[Record]) -> Pairing:
     """Match runs by id, else by all settings but the code versions."""
-    theirs = latest_records(against)
+    theirs = latest_runs(against)
     by_id = {record["id"]: i for i, record in enumerate(theirs) if "id" in record}
     by_settings = {_settings(record): i for i, record in enumerate(theirs)}
     pairs, failed = list[tuple[Record, Record]](), list[tuple[Record, Record]]()
     only, used = list[Record](), set[int]()
-    for record in latest_records(records):
+    for record in latest_runs(records):
         at = by_id.get(record.get("id"), by_settings.get(_settings(record)))
         if at is None or at in used:
             only.append(record)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from trueup.report.page_markup import boxed, escape, join_words, minus_sign, plural, upper_first
 from trueup.report.page_tables import TableGroup
+from trueup.report.runs import Record, is_finished, run_key, target_of
 from trueup.report.tables import Cell, Column, Row, Table, failures_note
-from trueup.report.variants import Record, is_finished, run_key, target_of
 
 FEW = 3  # groups with a sentence each; of more, only the largest has one
 

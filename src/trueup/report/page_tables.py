@@ -9,8 +9,8 @@ from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import boxed, escape, minus_sign, sort_button
 from trueup.report.render import LATEX_WIDE, LEGEND, MISSING, has_marks, render_table
+from trueup.report.runs import Record, is_finished, json_key, target_of
 from trueup.report.tables import Cell, Column, Row, Table, group_by_settings, make_tables, shared_settings
-from trueup.report.variants import Record, is_finished, json_key, target_of
 
 Views = Mapping[str, tuple[str, Mapping[str, Table]]]
 """Title, and tables by metric, of each block of the page."""

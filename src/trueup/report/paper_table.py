@@ -6,8 +6,8 @@ from dataclasses import replace
 from trueup.bench.records import Entry
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import upper_first
+from trueup.report.runs import Record, is_finished
 from trueup.report.tables import Cell, Column, Row, Table, caveats, mean_of
-from trueup.report.variants import Record, is_finished
 
 SUMMED = ("seconds",)  # summed over the targets of a seed; all others are averaged
 UNITS = {"peak_memory_mb": (1 / 1024, "peak memory in GB"), "seconds": (1.0, "seconds, all targets of a seed together")}

@@ -12,17 +12,10 @@ from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec, LinePan
 from trueup.report.groups import Figures, Group, HyperSweep, Trace, TraceLookup, group_runs, hyper_sweeps
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import upper_first
-from trueup.report.stream_figures import (
-    ACCURACY,
-    AGREEMENT,
-    DICE,
-    ENTROPY,
-    Numbers,
-    along_stream,
-    mean_and_deviation,
-)
+from trueup.report.runs import Record, json_key, target_of
+from trueup.report.stream_figures import ACCURACY, AGREEMENT, DICE, ENTROPY, Numbers, along_stream, mean_and_deviation
 from trueup.report.tables import Table, environment_notes, make_tables, mean_of
-from trueup.report.variants import Record, Variant, json_key, target_of
+from trueup.report.variants import Variant
 
 HEAVY = ("examples", "truth", "answer")  # arrays of a trace that are not kept in memory
 BARS = 48  # side by side in a panel

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from trueup.report.figure_spec import Axis, Curve, LinePanel
 from trueup.report.groups import Figures, Group, Trace, TraceLookup, detail_groups
-from trueup.report.variants import Record, RunKey, Variant
+from trueup.report.runs import Record, RunKey
+from trueup.report.variants import Variant
 
 Numbers = NDArray[np.float64]
 Series = Mapping[str, Mapping[RunKey, Numbers]]

@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trueup.report.metrics import Metric
+from trueup.report.runs import Record, is_finished, json_key, metric_of, seeds_text, target_of
 from trueup.report.tables import WITHIN, Cell, Column, Row, Table, caveats, mark_best, mean_of
-from trueup.report.variants import (
-    Record,
-    Variant,
-    default_metric,
-    is_finished,
-    json_key,
-    seeds_text,
-    source_variant,
-    target_of,
-    variant_notes,
-    variants_of,
-)
+from trueup.report.variants import Variant, source_variant, variant_notes, variants_of
 
 WITHIN_STRESS = (*WITHIN, "stream", "stream_options", "batch", "limit", "repeat", "disturb")
 OF_SOURCE = ("algorithm", "iterations", "size", "multilabel")  # training settings that tell sources apart
@@ -122,7 +112,7 @@ def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: 
     seen = dict.fromkeys(scenario(record["settings"]) for record in group)
     scenarios = [*(name for name in order if name in seen), *(name for name in seen if name not in order)]
     finished = [record for record in group if is_finished(record)]
-    metric = default_metric(finished)
+    metric = metric_of(finished)
     variants, repeated = variants_of(finished, lambda record: (scenario(record["settings"]), target_of(record)))
     renamed = _rename(variants, label)
     base = source_variant(variants)

@@ -6,20 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trueup.report.metrics import METRICS, Metric, check_name
-from trueup.report.variants import (
-    Record,
-    Variant,
-    default_metric,
-    is_finished,
-    json_key,
-    latest_records,
-    run_key,
-    source_variant,
-    target_of,
-    unique_texts,
-    variant_notes,
-    variants_of,
-)
+from trueup.report.runs import Record, is_finished, json_key, latest_runs, metric_of, run_key, target_of, unique_texts
+from trueup.report.variants import Variant, source_variant, variant_notes, variants_of
 
 WITHIN = ("method", "hyper", "select", "guard", "target", "seed")  # settings that may differ inside a table
 WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe that may
@@ -89,18 +77,18 @@ def make_tables(records: Iterable[Record], *, metric: str | None = None, order: 
     """
     if metric is not None:
         check_name(metric, METRICS, "metric")
-    latest = latest_records(records)
+    latest = latest_runs(records)
     if not any(map(is_finished, latest)):
         failed = f"; {failures_note(latest)}" if latest else ""
         raise ValueError(f"no finished runs; run `trueup bench` first{failed}")
     groups = group_by_settings(latest)
-    return [_table(group, METRICS[metric] if metric else default_metric(group), order) for group in groups]
+    return [_table(group, METRICS[metric] if metric else metric_of(group), order) for group in groups]
 
 
 def group_by_settings(records: Iterable[Record], apart: Collection[str] = ()) -> list[list[Record]]:
     """Group records by the settings that a table's runs share; those named in `apart` may differ, too."""
     groups: dict[str, list[Record]] = {}
-    for record in latest_records(records):
+    for record in latest_runs(records):
         groups.setdefault(json_key(shared_settings(record, apart)), []).append(record)
     return list(groups.values())
 
