@@ -9,7 +9,7 @@ from trueup.report.groups import group_runs
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import boxed, escape, minus_sign, sort_button
 from trueup.report.render import LATEX_WIDE, LEGEND, MISSING, has_marks, render_table
-from trueup.report.runs import Record, is_finished, json_key, target_of
+from trueup.report.runs import Record, is_finished, json_key, metric_of, target_of
 from trueup.report.tables import Cell, Column, Row, Table, group_by_settings, make_tables, shared_settings
 
 Views = Mapping[str, tuple[str, Mapping[str, Table]]]
@@ -44,16 +44,17 @@ def table_groups(records: Sequence[Record]) -> list[TableGroup]:
     found = []
     for group in group_runs(records):
         every = alike[json_key(shared_settings(group.records[0]))]
-        (default,) = make_tables(every)
-        others = [metric.name for metric in measured_metrics(every) if metric.name != default.metric.name]
-        views = {default.metric.name: default} | {name: make_tables(every, metric=name)[0] for name in others}
-        found.append(TableGroup(group.title, tuple(every), views))
+        metrics = dict.fromkeys([metric_of(every), *measured_metrics(every)])
+        tables = {metric.name: make_tables(every, metric=metric.name)[0] for metric in metrics}
+        found.append(TableGroup(group.title, tuple(every), tables))
     return found
 
 
 def measured_metrics(records: Sequence[Record]) -> list[Metric]:
-    """Return the metrics that at least one run has."""
-    return [metric for metric in METRICS.values() if any(value_of(record, metric) is not None for record in records)]
+    """Return the metrics that at least one run has, the usual one first."""
+    usual = metric_of(records)
+    found = [metric for metric in METRICS.values() if any(value_of(record, metric) is not None for record in records)]
+    return sorted(found, key=lambda metric: metric != usual)
 
 
 def value_of(record: Record, metric: Metric) -> float | None:

@@ -128,15 +128,9 @@ def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: 
     words += [f"{name} is {label}" for name, label in renamed.items()]
     words += variant_notes([variant for variant in variants if variant.label not in renamed])
     alone = "no differences: there are no runs of source" if base is None else ""
-    settings = group[0]["settings"]
-    return StressTest(
-        title=f"{settings.get('dataset')}, {settings.get('network')}",
-        caption=_caption(finished),
-        metric=metric,
-        scenarios=tuple(scenarios),
-        rows=tuple(rows),
-        notes=tuple(word for word in (*words, alone, *caveats(group, repeated)) if word),
-    )
+    title = f"{group[0]['settings'].get('dataset')}, {group[0]['settings'].get('network')}"
+    notes = tuple(filter(None, (*words, alone, *caveats(group, repeated))))
+    return StressTest(title, _caption(finished), metric, tuple(scenarios), tuple(rows), notes)
 
 
 def _cell(variant: Variant, base: Variant | None, scenario: str, metric: Metric) -> StressCell | None:

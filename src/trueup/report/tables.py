@@ -67,7 +67,7 @@ class Table:
     metric: Metric
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def make_tables(records: Iterable[Record], *, metric: str | None = None, order: Sequence[str] = ()) -> list[Table]:
@@ -108,14 +108,9 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
             mark_best(rows, at, column)
     notes = [failures_note(group), *_gaps(variants, targets, metric), *_remarks(variants, base)]
     notes += [*variant_notes(variants), _undefined(variants, metric), *caveats(group, repeated)]
-    return Table(
-        title=f"{group[0]['settings'].get('dataset')}: {metric.heading}",
-        caption=_caption(group, rows, columns, base),
-        metric=metric,
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=tuple(note for note in notes if note),
-    )
+    title = f"{group[0]['settings'].get('dataset')}: {metric.heading}"
+    caption = _caption(group, rows, columns, base)
+    return Table(title, caption, metric, tuple(columns), tuple(rows), tuple(filter(None, notes)))
 
 
 def _row(variant: Variant, base: Variant | None, columns: Sequence[Column], targets: Sequence[str]) -> Row:
