@@ -7,7 +7,6 @@ import io
 import tokenize
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -142,7 +141,8 @@ def section(name: str) -> list[str]:
     about = inspect.cleandoc(cls.__doc__ or "").splitlines()
     lines = [f"## {name}", "", f"**{info.title}.** {info.paper}.", "", *about, ""]
     own = {key: value for key, value in method.hyperparameters().items() if key != "episodic"}
-    lines += [f"Defaults: {', '.join(f'`{key}={_format(value)}`' for key, value in own.items())}.", ""]
+    values = {key: f"{value:g}" if isinstance(value, float) else repr(value) for key, value in own.items()}
+    lines += [f"Defaults: {', '.join(f'`{key}={value}`' for key, value in values.items())}.", ""]
     lines += [f"*Works:* {info.works}", "", f"*Breaks:* {info.breaks}"]
     if info.images:
         lines += ["", "It stores input images, in memory and in saved states."]
@@ -174,7 +174,3 @@ def departures(module: ModuleType) -> list[str]:
             continue
         unfinished = line + 1 if alone and not text.endswith(".") else -1
     return [text if text.endswith(".") else f"{text}." for text in texts]
-
-
-def _format(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else repr(value)

@@ -123,35 +123,22 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         raise ValueError(f"--{name} {text!r} must be one number, or three with commas: 0.485,0.456,0.406") from error
 
 
-def training_settings(
-    training: list[str] | None, resize: str | None, limits: Limits | None,
-    mean: str | None = None, std: str | None = None, grey: bool | None = None,
-) -> list[str]:  # fmt: skip
-    """Return the training settings with those of the flags, which describe the images that networks see."""
-    how, words = reading(resize, limits), list(training or [])
-    normalize = next((word.partition("=")[2] for word in words if word.partition("=")[0].strip() == "normalize"), None)
-    if (mean, std) != (None, None) and (pair := normalization(mean, std, normalize)) is not None:
-        words.append(f"normalize={pair if isinstance(pair, str) else [[*part] for part in pair]}")
-    words += ["grey=true"] if grey else []
-    words += [f"resize={how.resize}"] if how.resize else []
-    words += [f"range=[{how.range[0]!r}, {how.range[1]!r}]"] if how.range else []
-    return words
+def settings_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that were given, as settings of a sweep; those of pictures become settings of training."""
+    settings = dict(flags)
+    resize, limits, mean, std, grey = (settings.pop(name, None) for name in PICTURES.split())
+    training = parse_assignments(settings.pop("training", None) or [])
+    how = reading(resize, limits)
+    if (mean, std) != (None, None) and (pair := normalization(mean, std, training.get("normalize"))) is not None:
+        training["normalize"] = pair if isinstance(pair, str) else [[*part] for part in pair]
+    training |= passed(grey=grey, resize=how.resize, range=list(how.range or ()))
+    settings["stream_options"] = parse_assignments(settings.get("stream_options") or [])
+    return passed(**settings, training=training)
 
 
 def passed(**flags: Any) -> dict[str, Any]:
-    """Return the flags that were given, as settings."""
-    values = {key: value for key, value in flags.items() if value not in (None, [], ())}
-    for key in ("training", "stream_options"):
-        if key in values:
-            values[key] = parse_assignments(values[key])
-    return values
-
-
-def settings_of(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that were given, as settings of a sweep; those of pictures become settings of training."""
-    pictures = {name: flags.get(name) for name in PICTURES.split()}
-    others = {name: value for name, value in flags.items() if name not in pictures}
-    return passed(**others | {"training": training_settings(flags.get("training"), **pictures)})
+    """Return the flags that were given."""
+    return {name: value for name, value in flags.items() if value not in (None, [], (), {})}
 
 
 def print_json(content: Any) -> None:

@@ -190,7 +190,8 @@ def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], nam
     old, new = (np.array([[np.nan if v is None else v for v in each] for each in some]) for some in lists)
     hole = np.isnan(old) | np.isnan(new)
     old[hole] = new[hole] = np.nan
-    change = np.nan_to_num(np.abs(_down(new) - _down(old)), nan=-1.0)
+    before, after = (np.array(mean_and_deviation(list(values))[0]) for values in (old, new))
+    change = np.nan_to_num(np.abs(after - before), nan=-1.0)
     shown = np.sort(np.argsort(-change, kind="stable")[:CLASSES])
     shown = shown[change[shown] >= 0]
     curves = []
@@ -200,10 +201,6 @@ def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], nam
     few = f", the {CLASSES} of {old.shape[1]} classes that changed most" if old.shape[1] > len(shown) else ""
     x = Axis("true class", tuple(str(k) for k in shown))
     return [BarPanel(f"{name} by class{few}", x, Axis(f"{name} (low is good)"), tuple(curves))] if len(shown) else []
-
-
-def _down(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array(mean_and_deviation(list(table))[0])
 
 
 def _over_stream(alike: Mapping[str, Sequence[Record]]) -> list[LinePanel]:
