@@ -85,12 +85,15 @@ def run_reproduction(
     print_table(table)
     print_failures(failures)
     out.mkdir(parents=True, exist_ok=True)
-    path = out / name_of(wanted)
+    path = out / (f"{wanted.recipe}-small" if wanted.small else wanted.recipe)
     for form, suffix in FORMS.items():
-        (out / f"{path.name}{suffix}").write_text(render_table(table, form))
+        Path(f"{path}{suffix}").write_text(render_table(table, form))
     console.print(f"table in {path}.md, .tex and .csv", highlight=False, soft_wrap=True)
     if recipe.figures and records:
-        files = figures_of(wanted, records, out)
+        specs = make_figures(records, Traces(out))
+        labels, folder = curve_labels(specs), out / "figures" / path.name
+        chosen = [spec for spec in specs if spec.name.startswith(tuple(recipe.figures))]
+        files = [save_figure(spec, folder, labels=labels)[0] for spec in chosen]
         console.print(f"figures in {', '.join(map(str, files))}; also .svg and .pdf", highlight=False, soft_wrap=True)
     return not failures
 
@@ -105,19 +108,6 @@ def table_of(wanted: Reproduction, records: list[Record]) -> Table:
         notes.insert(0, f"small: on {stand_ins}, with small networks; differences from the paper have no meaning")
     title = f"{recipe.title}: ours, the paper's, the difference" if recipe.table else recipe.title
     return compare_with_paper(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
-
-
-def figures_of(wanted: Reproduction, records: list[Record], out: Path) -> list[Path]:
-    """Draw the recipe's figures into OUT/figures and return the PNG files."""
-    found = make_figures(records, Traces(out))
-    chosen = [figure for figure in found if figure.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
-    folder = out / "figures" / name_of(wanted)
-    return [save_figure(figure, folder, labels=curve_labels(found))[0] for figure in chosen]
-
-
-def name_of(wanted: Reproduction) -> str:
-    """Return the name of the files of a reproduction."""
-    return f"{wanted.recipe}-small" if wanted.small else wanted.recipe
 
 
 def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:

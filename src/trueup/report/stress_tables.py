@@ -199,7 +199,13 @@ def heatmap(test: StressTest, path: Path) -> list[Path]:
     FigureCanvasAgg(figure)
     axis = figure.add_subplot()
     for y, row in enumerate(test.rows):
-        _draw_row(axis, test, row, y)
+        for x, cell in enumerate(row.cells):
+            text = "–" if cell is None else test.metric.text(cell.mean)
+            _draw_cell(axis, x, y, text, None if cell is None else cell.difference, bold=x == row.worst)
+        worst = None if row.worst is None else row.cells[row.worst]
+        difference = None if worst is None else worst.difference
+        text = "" if difference is None else test.metric.text(difference, "+").replace("-", "−")
+        _draw_cell(axis, columns + GAP, y, text, difference, bold=True)
     axis.set(xlim=(-0.5, columns + GAP + 0.5), ylim=(rows - 0.5, -0.5))
     axis.set_yticks(range(rows), [row.label for row in test.rows], fontsize=9)
     axis.set_xticks([*range(columns), columns + GAP], [*test.scenarios, "worst"], fontsize=9)
@@ -226,18 +232,6 @@ def _scale() -> Any:
     from matplotlib.colors import Normalize
 
     return ScalarMappable(Normalize(-CLIP, CLIP), COLOURS)
-
-
-def _draw_row(axis: Any, test: StressTest, row: StressRow, y: int) -> None:
-    for x, cell in enumerate(row.cells):
-        if cell is None:
-            _draw_cell(axis, x, y, "–", None)
-        else:
-            _draw_cell(axis, x, y, test.metric.text(cell.mean), cell.difference, bold=x == row.worst)
-    cell = None if row.worst is None else row.cells[row.worst]
-    difference = None if cell is None else cell.difference
-    text = "" if difference is None else test.metric.text(difference, "+").replace("-", "−")
-    _draw_cell(axis, len(row.cells) + GAP, y, text, difference, bold=True)
 
 
 def _draw_cell(axis: Any, x: float, y: int, text: str, difference: float | None, *, bold: bool = False) -> None:
