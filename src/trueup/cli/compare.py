@@ -38,12 +38,6 @@ from trueup.views import make_normalization
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 USUAL = tuple(name for name in PAPER_METHODS if name != "source")
-SHUFFLE = typer.Option(
-    None, "--shuffle/--no-shuffle", help="In random order, or sorted by name; by default random if in folders."
-)
-LABELLED = typer.Option(
-    None, "--source", help="Labelled source images, not used for training: a folder per class. Takes six times as long."
-)
 SHOWN = 3  # folders named in a message
 SCENES = ("gaussian_noise", "defocus_blur", "fog", "pixelate")  # one of each family of corruptions
 SEVERITY = 4
@@ -93,10 +87,14 @@ def compare(
     method: list[str] = Flags.method,
     batch: int = typer.Option(64, "--batch", "-b", min=1, help="Images per batch."),
     limit: int = typer.Option(None, "--limit", min=1, help="Use only the first N images."),
-    shuffle: bool = SHUFFLE,
+    shuffle: bool = options.flag(
+        "--shuffle/--no-shuffle", help="In random order, or sorted by name; by default random if in folders."
+    ),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Seed of adaptation and order."),
     device: str = Flags.device,
-    source: str = LABELLED,
+    source: str = options.flag(
+        "--source", help="Labelled source images, not used for training: a folder per class. Takes six times as long."
+    ),
     as_json: bool = Flags.as_json,
 ) -> None:
     """Try several methods on a model and images, and recommend one."""
@@ -261,8 +259,9 @@ def print_reports_as_json(
 
 
 def _json_values(report: MethodReport) -> dict[str, Any]:
-    values = {key: value for key, value in vars(report).items() if key != "answers"}
-    return {key: value.value if isinstance(value, Score) else value for key, value in values.items()}
+    values = {key: value.value if isinstance(value, Score) else value for key, value in vars(report).items()}
+    del values["answers"]
+    return values
 
 
 def print_report(reports: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:

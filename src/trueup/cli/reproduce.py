@@ -13,7 +13,7 @@ from trueup.bench.estimate import format_duration, total_seconds
 from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan
-from trueup.cli.options import flags_in_order, settings_of
+from trueup.cli.options import flag, flags_in_order, settings_of
 from trueup.cli.progress import FORMS, make_grid, print_failures, print_table, run_with_bars
 from trueup.report.figures import save_figure
 from trueup.report.groups import Traces
@@ -33,9 +33,6 @@ minute or two, but its numbers are not the paper's. `--dry-run` prints what woul
 machine; it needs no data.
 
 Finished runs are in OUT/records.jsonl and are not run again; recipes share runs, so use the same --out."""
-SELECT = typer.Option(
-    None, "--select", help="default: no search; source: search on held-out source data, as in the paper."
-)
 
 
 @flags_in_order("name data small select seed limit training weights out checkpoints workers device dry_run")
@@ -43,7 +40,7 @@ def reproduce(
     name: str = typer.Argument("", help="Such as main-resnet18 or ablation; without a name all are listed."),
     data: str = typer.Option(None, "--data", help="Folder that holds a folder for each dataset."),
     small: bool = typer.Option(False, "--small", help="Use the embedded benchmarks and small networks."),
-    select: str = SELECT,
+    select: str = flag("--select", help="default: no search; source: search on held-out source data, as in the paper."),
     out: str = typer.Option("paper", "--out", "-o", help="Folder for records, tables, figures and checkpoints."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and estimate their time; run nothing."),
     *, checkpoints: str | None, workers: int | None, device: str, **settings: Any,

@@ -17,10 +17,9 @@ from trueup.cli import options
 from trueup.cli.progress import FORMS, make_grid, print_counts, print_failures, print_table, run_with_bars, write_tables
 from trueup.report.stress_tables import StressTest, heatmap, stress_tests
 
+SCENARIO = options.flag("--scenario", help=f"One of {', '.join(SCENARIOS)}; repeatable; default all.")
 Files = dict[Path, list[Path]]
 """The pictures of each test, by the path of its tables without the suffixes in FORMS."""
-SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; repeatable; default all.")
-QUICK = typer.Option(False, "--quick", help="A quick test: first seed and target, 256 images, a shorter `long`.")
 HELP = """Test methods in difficult scenarios and compare each with the frozen source: a table and a figure.
 
 Scenarios change the order of the images (dirichlet, class-sorted, few-classes, mixed), the batch size (batch-1 to \
@@ -47,13 +46,13 @@ fractions of 1. With --dry-run: scenarios, methods, and the numbers of runs, fin
 def stress(
     file: str = typer.Argument("", help="A YAML file of settings; flags override it."),
     scenario: list[str] = SCENARIO,
-    quick: bool = QUICK,
+    quick: bool = options.flag("--quick", help="A quick test: first seed and target, 256 images, a shorter `long`."),
     out: str = typer.Option("stress", "--out", "-o", help="Folder for records, tables, figure and checkpoints."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the scenarios and their state without running them."),
     *, checkpoints: str | None, workers: int | None, device: str, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Test methods in difficult scenarios and compare each with the frozen source."""
-    flags = options.settings_of(settings | {"scenario": scenario, "quick": quick or None})
+    flags = options.settings_of(settings | {"scenario": scenario, "quick": quick})
     test = make_stress(read_settings(file, flags) if file else flags)
     todo = plan(test, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
     notes = test.left_out(todo.open)

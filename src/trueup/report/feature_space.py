@@ -154,10 +154,7 @@ def _verdict(pairs: Sequence[tuple[Record, Record]], before: str, after: str) ->
 
 
 def in_common(group: Group) -> dict[str, list[Record]]:
-    """Return the records of each variant, by label, on the targets and seeds that all variants have.
-
-    Variants with fewer than half of the source's runs are left out, so that they do not reduce the others.
-    """
+    """Return the records of each variant, by label, on the targets and seeds that all variants have."""
     runs = {
         variant.label: {
             (target, run): record
@@ -168,6 +165,7 @@ def in_common(group: Group) -> dict[str, list[Record]]:
         for variant in group.shown
     }
     full = len(runs[group.base.label]) if group.base else 0
+    # Without variants that have fewer than half of the source's runs, which would reduce the others.
     runs = {label: found for label, found in runs.items() if 2 * len(found) >= full and found}
     shared = set.intersection(*(set(found) for found in runs.values())) if runs else set()
     return {label: [record for key, record in found.items() if key in shared] for label, found in runs.items()}

@@ -54,8 +54,7 @@ class Traces:
 class Group:
     """Finished runs that share every setting but method, hyper-parameters, target and seed."""
 
-    title: str
-    """The dataset, and the settings that differ from other groups."""
+    title: str  # the dataset, and the settings that differ from other groups
     name: str
     records: tuple[Record, ...]
     place: Callable[[Record], Any] = field(default=target_of)
@@ -116,10 +115,7 @@ class Group:
     def traced_pair(
         self, target: str, trace: TraceLookup, needs: Collection[str], images: str
     ) -> tuple[RunKey, Trace, Trace] | None:
-        """Return the traces of source and adapted model for the first seed that has both.
-
-        `needs` are the arrays that both must have; `images` is the one that must be equal and not empty.
-        """
+        """Return both models' traces of the first seed with the arrays in `needs` and equal `images`, at least one."""
         pairs = self.pairs(self.adapted, target) if self.adapted else {}
         for run, (source, adapted) in sorted(pairs.items(), key=lambda item: str(item[0])):
             before, after = trace(source), trace(adapted)

@@ -25,10 +25,8 @@ class StressCell:
 
     mean: float
     runs: int
-    difference: float | None = None
-    """From the frozen source in the same runs; None for the source itself."""
-    lowest: float | None = None
-    """The difference of the worst run."""
+    difference: float | None = None  # from the frozen source in the same runs; None for the source itself
+    lowest: float | None = None  # the difference of the worst run
     where: str = ""
     """Target and seed of the worst run."""
 
@@ -93,11 +91,7 @@ def _worst(row: StressRow, cells: Sequence[Cell | None], sign: str) -> Cell | No
 def stress_tests(
     records: Iterable[Record], scenario: Name, *, order: Sequence[str] = (), label: Name = lambda settings: ""
 ) -> list[StressTest]:
-    """Make one test for each dataset and network.
-
-    `scenario` names the scenario of a run from its settings; scenarios in `order` come first. `label` may name a row
-    from the settings of any of its runs.
-    """
+    """Make one test per dataset and network; `scenario` and `label` name scenarios and rows from a run's settings."""
     groups: dict[str, list[Record]] = {}
     for record in {record["id"]: record for record in records}.values():
         settings = {name: value for name, value in record["settings"].items() if name not in WITHIN_STRESS}
