@@ -20,7 +20,7 @@ from trueup.bench.method_spec import read_specs, split_guard
 from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
-from trueup.cli.options import Flags, Limits
+from trueup.cli.options import Limits
 from trueup.cli.progress import make_grid, progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
@@ -71,6 +71,10 @@ class ImageFolder:
     said: str
 
 
+@options.flags_in_order(
+    f"data model arch weights classes size normalize {options.PICTURES} method batch limit shuffle seed device source "
+    "as_json"
+)
 def compare(
     data: str = typer.Option(..., "--data", "-i", help="Folder of images and subfolders; one per class if labelled."),
     model: str = typer.Option(None, "--model", help="Checkpoint of `trueup train`; replaces --arch to --size."),
@@ -79,29 +83,22 @@ def compare(
     classes: int = typer.Option(None, "--classes", min=2, help="Number of classes."),
     size: int = typer.Option(None, "--size", min=8, help="Input size in pixels; 224 by default."),
     normalize: str = typer.Option(None, "--normalize", help="imagenet (default) or half."),
-    resize: str = Flags.resize,
-    limits: Limits = Flags.limits,
-    mean: str = Flags.mean,
-    std: str = Flags.std,
-    grey: bool = Flags.grey,
-    method: list[str] = Flags.method,
     batch: int = typer.Option(64, "--batch", "-b", min=1, help="Images per batch."),
     limit: int = typer.Option(None, "--limit", min=1, help="Use only the first N images."),
     shuffle: bool = options.flag(
         "--shuffle/--no-shuffle", help="In random order, or sorted by name; by default random if in folders."
     ),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Seed of adaptation and order."),
-    device: str = Flags.device,
     source: str = options.flag(
         "--source", help="Labelled source images, not used for training: a folder per class. Takes six times as long."
     ),
-    as_json: bool = Flags.as_json,
-) -> None:
+    *, resize: str | None, limits: Limits | None, method: list[str] | None, device: str, as_json: bool, **colours: Any,
+) -> None:  # fmt: skip
     """Try several methods on a model and images, and recommend one."""
     check_device(device)
     trials = trials_of(method or list(USUAL))
     foreign = {"arch": arch, "weights": weights, "classes": classes, "size": size, "normalize": normalize}
-    network, seen = open_classifier(model, **foreign, mean=mean, std=std, grey=grey)
+    network, seen = open_classifier(model, **foreign, **colours)
     asked, known = options.reading(resize, limits), seen.get("reading", AS_STORED)
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
     images = open_image_folder(Path(data), seen["classes"], seen["names"], reading)
