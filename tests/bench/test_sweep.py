@@ -20,7 +20,7 @@ from trueup.bench.records import FILE, read_records
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import Plan, plan, run, sort_records
 from trueup.data.pictures import UnknownRangeError
-from trueup.report.traces import Traces
+from trueup.report.groups import Traces
 from trueup.source.checkpoints import Store
 from trueup.source.recipe import Recipe, Training
 

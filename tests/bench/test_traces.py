@@ -14,7 +14,7 @@ import trueup
 from trueup.bench.scorers import EXAMPLES, SIDE, ClassScorer, MaskScorer, mean_dice, shrink, stack_padded
 from trueup.data.domains import ArrayDomain
 from trueup.data.loading import ConcatDomains
-from trueup.report.traces import Traces
+from trueup.report.groups import Traces
 
 
 def test_classes_are_traced_in_the_order_of_the_stream() -> None:

@@ -18,7 +18,7 @@ ROWS = [
     (
         "masks: tables show accuracy",
         "make_tables",
-        "METRICS[metric] if metric else default_metric(group)",
+        "METRICS[metric] if metric else metric_of(group)",
         'METRICS[metric or "accuracy"]',
         "test_tables",
     ),

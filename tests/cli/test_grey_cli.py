@@ -87,13 +87,10 @@ def test_every_command_that_takes_a_model_has_the_flags(verb: str) -> None:
 
 
 def test_flags_are_settings_of_what_networks_see() -> None:
-    words = options.training_settings(["size=8"], None, None, "0.1,0.2,0.3", "0.25", None)
-    sweep = make_sweep(options.passed(training=words))
+    sweep = make_sweep(options.settings_of({"training": ["size=8"], "mean": "0.1,0.2,0.3", "std": "0.25"}))
     assert sweep.training == {"size": 8, "normalize": [[0.1, 0.2, 0.3], [0.25, 0.25, 0.25]]}
-    assert options.passed(training=options.training_settings(None, None, None, None, None, True)) == {
-        "training": {"grey": True}
-    }
-    assert options.training_settings(None, None, None, "0.5", "0.5", None) == ["normalize=half"]
+    assert options.settings_of({"training": None, "grey": True}) == {"training": {"grey": True}}
+    assert options.settings_of({"mean": "0.5", "std": "0.5"}) == {"training": {"normalize": "half"}}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,7 @@ def test_flags_are_settings_of_what_networks_see() -> None:
 )
 def test_flags_that_mean_nothing_are_refused(mean: str | None, std: str | None, training: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        options.training_settings(training, None, None, mean, std, None)
+        options.settings_of({"training": training, "mean": mean, "std": std})
 
 
 FLAGS = ("--grey", "--mean", "0.25", "--std", "0.5")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from trueup.bench.records import FILE, read_records
 from trueup.bench.stress import Stress
+from trueup.bench.sweep import SweepSummary
 from trueup.cli import options, stress
 from trueup.cli.app import app
 
@@ -115,10 +116,8 @@ def test_a_stress_test(tmp_path: Path) -> None:
 
 def test_runs_that_failed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"dataset": "d", "target": "t", "network": "n", "method": "wrong", "seed": 1, "stream": "mixed"}
-    failed = stress.StressOutcome(
-        0, [], [{"id": "x", "settings": settings | {"batch": 8}, "error": "not today"}], [], []
-    )
-    monkeypatch.setattr(stress, "run_stress", lambda *_, **__: failed)
+    failed = SweepSummary([], [{"id": "x", "settings": settings | {"batch": 8}, "error": "not today"}])
+    monkeypatch.setattr(stress, "run_stress", lambda *_, **__: (failed, [], {}))
     found = parsed(*WORDS, status=1)
     named = {"dataset": "d", "target": "t", "network": "n", "method": "wrong", "seed": 1}
     assert found == {

@@ -7,7 +7,7 @@ import pytest
 from test_cli import invoke
 
 import trueup
-from trueup.cli.methods_page import all_methods, departures, methods_page, table_row
+from trueup.cli.listing import all_methods, departures, methods_page, table_row
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 

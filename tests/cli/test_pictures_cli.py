@@ -9,9 +9,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from trueup.bench.settings import make_sweep
-from trueup.cli import compare, options
+from trueup.cli import compare
 from trueup.cli.app import app
-from trueup.cli.options import passed
+from trueup.cli.options import settings_of
 from trueup.data.pictures import UnknownRangeError
 from trueup.source.recipe import Recipe, Training
 from trueup.testing import convnet
@@ -51,16 +51,14 @@ def test_the_check_takes_a_range(root: Path) -> None:
 def test_flags_are_settings_of_what_networks_see(root: Path) -> None:
     with pytest.raises(UnknownRangeError, match="--range 0 4095"):
         invoke_and_raise("bench", "-d", "folder", "-r", str(root), "--dry-run")
-    flags = passed(
-        training=options.training_settings(["size=32"], "crop", (-1000.0, 400.0)), dataset=["folder"], root=str(root)
-    )
-    sweep = make_sweep(flags)
+    flags = {"training": ["size=32"], "resize": "crop", "limits": (-1000.0, 400.0)}
+    sweep = make_sweep(settings_of(flags | {"dataset": ["folder"], "root": str(root)}))
     assert sweep.training == {"size": 32, "resize": "crop", "range": [-1000.0, 400.0]}
     run = sweep.runs()[0]
     assert (run.source.resize, run.source.range, run.source.size) == ("crop", (-1000.0, 400.0), 32)
-    assert passed(training=options.training_settings(None, None, None)) == {}
+    assert settings_of(dict.fromkeys(("training", "resize", "limits"))) == {}
     with pytest.raises(ValueError, match="--resize 'stretch' is unknown: it must be squash, crop, pad"):
-        options.training_settings(None, "stretch", None)
+        settings_of({"resize": "stretch"})
 
 
 def invoke_and_raise(*words: str) -> None:

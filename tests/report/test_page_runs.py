@@ -7,7 +7,7 @@ from pages import NASTY, Node, cells, data, every, figures, hostile, read, thous
 from studies import record, study
 
 from trueup.report.page import render_page
-from trueup.report.page_runs import run_columns
+from trueup.report.page_tables import run_columns
 
 
 def test_every_run_is_listed_and_the_last_of_one_id_counts() -> None:

@@ -1,6 +1,7 @@
 """Figures as pure functions of records and traces, against numbers worked out by hand."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from trueup.report.feature_space import (
 from trueup.report.figure_spec import BarPanel, Curve, FigureSpec, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
 from trueup.report.groups import detail_groups, group_runs
 from trueup.report.record_figures import batch_sizes, make_figures, sensitivity, target_bars
+from trueup.report.runs import Record
 from trueup.report.stream_figures import (
     ACCURACY,
     AGREEMENT,
@@ -29,7 +31,6 @@ from trueup.report.stream_figures import (
     moving,
     windows,
 )
-from trueup.report.variants import Record
 
 Runs = list[tuple[Record, dict[str, Any]]]
 
@@ -53,7 +54,7 @@ def lookup(runs: Runs) -> tuple[list[Record], Lookup]:
     return [made for made, _ in runs], lambda made: found.get(made["id"])
 
 
-def only(found: list[FigureSpec]) -> FigureSpec:
+def only(found: Iterable[FigureSpec]) -> FigureSpec:
     (figure,) = found
     return figure
 
@@ -119,7 +120,7 @@ def test_agreement_is_with_the_source_of_the_same_seed() -> None:
 def test_agreement_needs_the_same_images() -> None:
     runs = [run("source", "a", 0, [0, 0], [0, 0]), run("tent", "a", 0, [0, 0], [0, 0])]
     runs[1][1]["image"] = np.array([1, 0])
-    assert along_stream(*lookup(runs), AGREEMENT) == []
+    assert list(along_stream(*lookup(runs), AGREEMENT)) == []
 
 
 def test_entropy_along() -> None:
@@ -148,7 +149,7 @@ def test_dice_along_leaves_out_what_is_undefined() -> None:
     values = {"image": trace["image"], "domain": trace["domain"], "dice": np.array([0.5, np.nan, 1, 1], np.float32)}
     curve = curves(only(along_stream(*lookup([(made, values)]), DICE)))["tsd"]
     assert curve.y == pytest.approx((50, math.nan, 100, 100), nan_ok=True)
-    assert along_stream(*lookup([(made, values)]), ACCURACY) == []
+    assert list(along_stream(*lookup([(made, values)]), ACCURACY)) == []
 
 
 def test_streams_over_domains_say_where_they_turn() -> None:
@@ -166,7 +167,7 @@ def test_streams_over_domains_say_where_they_turn() -> None:
 )
 def test_nothing_is_averaged_across_settings(change: dict[str, Any]) -> None:
     runs = [run("source", "a", 0, [0] * 10, [0] * 10), run("source", "a", 1, [0] * 10, [1] * 10, **change)]
-    for found in (along_stream(*lookup(runs), ACCURACY), target_bars(lookup(runs)[0])):
+    for found in map(list, (along_stream(*lookup(runs), ACCURACY), target_bars(lookup(runs)[0]))):
         assert [curves(figure)["source"].y[0] for figure in found] == [100, 0]
         assert len({figure.name for figure in found}) == len({figure.title for figure in found}) == 2
 
@@ -313,7 +314,7 @@ def test_batch_sizes() -> None:
     assert accuracy.spread == pytest.approx((math.sqrt(50), math.sqrt(50)))
     assert (time.y, memory.y) == ((100, 10), (50, 400))
     assert "batches of" not in figure.caption
-    assert batch_sizes(runs[:4]) == []
+    assert list(batch_sizes(runs[:4])) == []
 
 
 def test_sensitivity_varies_one_value_and_knows_the_paper() -> None:
@@ -327,7 +328,7 @@ def test_sensitivity_varies_one_value_and_knows_the_paper() -> None:
     found = curves(figure)
     assert found["tsd"].y == pytest.approx((30, 60, 50))
     assert found["source"].y == pytest.approx((40, 40, 40))
-    assert sensitivity(runs[1:]) == []
+    assert list(sensitivity(runs[1:])) == []
 
 
 def test_rows_that_only_try_values_have_no_bars() -> None:
@@ -348,7 +349,7 @@ def test_dice_by_hand() -> None:
 
 def test_masks_side_by_side() -> None:
     records, trace = study(masks=True)
-    found = mask_examples(records, trace)
+    found = list(mask_examples(records, trace))
     assert [figure.title.rpartition(" ")[2] for figure in found] == ["paint", "photo"]
     image, truth, before, after = found[0].panels[:4]
     for panel in (image, truth, before, after):

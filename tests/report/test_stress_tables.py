@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 from studies import record
 
-from trueup.report.heatmap import heatmap
 from trueup.report.render import FORMS, render_table
-from trueup.report.stress_tables import StressCell, StressTest, stress_tests
+from trueup.report.stress_tables import StressCell, StressTest, heatmap, stress_tests
 from trueup.report.tables import make_tables
 
 VALUES: dict[str, dict[str, dict[str, tuple[float | None, ...]]]] = {

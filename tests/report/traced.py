@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from studies import record
 
-from trueup.report.traces import Trace
-from trueup.report.variants import Record
+from trueup.report.groups import Trace
+from trueup.report.runs import Record
 
 CLASSES = 5
 STRUCTURES = ("disc", "cup")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from trueup.startup import interruptible
@@ -11,12 +12,9 @@ def main() -> None:
     """Run the command line."""
     with interruptible(True):
         try:
-            import pydantic
-            import rich
-            import typer
-            import yaml
+            for name in ("pydantic", "rich", "typer", "yaml"):
+                importlib.import_module(name)
         except ImportError as error:
             sys.exit(f"the command line needs {error.name}: pip install 'trueup[bench]'")
-        del pydantic, rich, typer, yaml
         from trueup.cli.app import start
     start()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 from rich.console import Console
 
 from trueup.bench.records import FILE
 from trueup.bench.settings import make_sweep, read_settings
 from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
-from trueup.cli import options
+from trueup.cli.options import MODELS, PICTURES, flags_in_order, settings_of
 from trueup.cli.progress import make_grid, print_counts, print_failures, run_with_bars
 from trueup.cli.report import print_tables
 
@@ -18,44 +20,20 @@ Finished runs are in OUT/records.jsonl and are not run again, so a stopped sweep
 digits, the paper's nine methods, three seeds."""
 
 
+@flags_in_order(
+    f"file {MODELS} {PICTURES} method seed stream stream_options batch limit reset search oracle plugin "
+    "out checkpoints workers device dry_run"
+)
 def bench(
     file: str = typer.Argument("", help="A YAML file of settings; flags override it."),
-    dataset: list[str] = options.DATASET,
-    root: str = options.ROOT,
-    target: list[str] = options.TARGET,
-    network: list[str] = options.NETWORK,
-    weights: str = options.WEIGHTS,
-    checkpoint: str = options.CHECKPOINT,
-    training: list[str] = options.TRAIN,
-    resize: str = options.RESIZE,
-    limits: options.Limits = options.RANGE,
-    mean: str = options.MEAN,
-    std: str = options.STD,
-    grey: bool = options.GREY,
-    method: list[str] = options.METHOD,
-    seed: list[int] = options.SEED,
-    stream: list[str] = options.STREAM,
-    stream_options: list[str] = options.OPTION,
-    batch: list[int] = options.BATCH,
-    limit: int = options.LIMIT,
-    reset: bool = options.RESET,
     search: bool = typer.Option(False, "--search", help="Search hyper-parameters on held-out source data."),
     oracle: bool = typer.Option(False, "--oracle", help="Search them on target labels: an upper bound only."),
-    plugin: list[str] = options.PLUGIN,
-    out: str = options.OUT,
-    checkpoints: str = options.CHECKPOINTS,
-    workers: int = options.WORKERS,
-    device: str = options.DEVICE,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and their state without running them."),
-) -> None:
+    *, out: str, checkpoints: str | None, workers: int | None, device: str, **settings: Any,
+) -> None:  # fmt: skip
     """Compare methods: datasets × networks × targets × streams × batches × seeds × methods."""
-    training = options.training_settings(training, resize, limits, mean, std, grey)
-    select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted] or None
-    flags = options.passed(
-        dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
-        training=training, method=method, seed=seed, stream=stream, stream_options=stream_options, batch=batch,
-        limit=limit, reset=reset, select=select, plugin=plugin,
-    )  # fmt: skip
+    select = [name for name, wanted in (("source", search), ("oracle", oracle)) if wanted]
+    flags = settings_of(settings | {"select": select})
     sweep = make_sweep(read_settings(file, flags) if file else flags)
     todo = plan(sweep, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
     if dry_run:

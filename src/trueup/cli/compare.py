@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from trueup.bench.method_spec import read_specs, split_guard
 from trueup.bench.settings import PAPER_METHODS, resolve_hyper
 from trueup.bench.sweep import check_device
 from trueup.cli import options
+from trueup.cli.options import Limits
 from trueup.cli.progress import make_grid, progress_bar
 from trueup.core.registry import make_method
 from trueup.data.cards import CARDS
@@ -38,12 +38,6 @@ from trueup.views import make_normalization
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 USUAL = tuple(name for name in PAPER_METHODS if name != "source")
-SHUFFLE = typer.Option(
-    None, "--shuffle/--no-shuffle", help="In random order, or sorted by name; by default random if in folders."
-)
-LABELLED = typer.Option(
-    None, "--source", help="Labelled source images, not used for training: a folder per class. Takes six times as long."
-)
 SHOWN = 3  # folders named in a message
 SCENES = ("gaussian_noise", "defocus_blur", "fog", "pixelate")  # one of each family of corruptions
 SEVERITY = 4
@@ -77,6 +71,10 @@ class ImageFolder:
     said: str
 
 
+@options.flags_in_order(
+    f"data model arch weights classes size normalize {options.PICTURES} method batch limit shuffle seed device source "
+    "as_json"
+)
 def compare(
     data: str = typer.Option(..., "--data", "-i", help="Folder of images and subfolders; one per class if labelled."),
     model: str = typer.Option(None, "--model", help="Checkpoint of `trueup train`; replaces --arch to --size."),
@@ -85,25 +83,22 @@ def compare(
     classes: int = typer.Option(None, "--classes", min=2, help="Number of classes."),
     size: int = typer.Option(None, "--size", min=8, help="Input size in pixels; 224 by default."),
     normalize: str = typer.Option(None, "--normalize", help="imagenet (default) or half."),
-    resize: str = options.RESIZE,
-    limits: options.Limits = options.RANGE,
-    mean: str = options.MEAN,
-    std: str = options.STD,
-    grey: bool = options.GREY,
-    method: list[str] = options.METHOD,
     batch: int = typer.Option(64, "--batch", "-b", min=1, help="Images per batch."),
     limit: int = typer.Option(None, "--limit", min=1, help="Use only the first N images."),
-    shuffle: bool = SHUFFLE,
+    shuffle: bool = options.flag(
+        "--shuffle/--no-shuffle", help="In random order, or sorted by name; by default random if in folders."
+    ),
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Seed of adaptation and order."),
-    device: str = options.DEVICE,
-    source: str = LABELLED,
-    as_json: bool = options.JSON,
-) -> None:
+    source: str = options.flag(
+        "--source", help="Labelled source images, not used for training: a folder per class. Takes six times as long."
+    ),
+    *, resize: str | None, limits: Limits | None, method: list[str] | None, device: str, as_json: bool, **colours: Any,
+) -> None:  # fmt: skip
     """Try several methods on a model and images, and recommend one."""
     check_device(device)
     trials = trials_of(method or list(USUAL))
     foreign = {"arch": arch, "weights": weights, "classes": classes, "size": size, "normalize": normalize}
-    network, seen = open_classifier(model, **foreign, mean=mean, std=std, grey=grey)
+    network, seen = open_classifier(model, **foreign, **colours)
     asked, known = options.reading(resize, limits), seen.get("reading", AS_STORED)
     reading = Reading(asked.range or known.range, asked.resize or known.resize)
     images = open_image_folder(Path(data), seen["classes"], seen["names"], reading)
@@ -244,22 +239,26 @@ def print_reports_as_json(
     """Print the result as JSON, with shares of 1 and null for unknown values."""
     streams = list(scenes.values())
     found, advice = estimate(reports, streams), advise(reports, streams)
-    result = {
-        "images": len(reports[0].answers),
-        "unreadable": broken,
-        "said": said,
-        "methods": [_json_values(f) | {"range": e.range, "why": e.why} for f, e in zip(reports, found, strict=True)],
-        "scenes": {name: [_json_values(f) for f in scene] for name, scene in scenes.items()},
-        "take": advice.take,
-        "certain": advice.certain,
-        "reasons": advice.reasons,
-    }
-    typer.echo(json.dumps(result, indent=2))
+    options.print_json(
+        {
+            "images": len(reports[0].answers),
+            "unreadable": broken,
+            "said": said,
+            "methods": [
+                _json_values(f) | {"range": e.range, "why": e.why} for f, e in zip(reports, found, strict=True)
+            ],
+            "scenes": {name: [_json_values(f) for f in scene] for name, scene in scenes.items()},
+            "take": advice.take,
+            "certain": advice.certain,
+            "reasons": advice.reasons,
+        }
+    )
 
 
 def _json_values(report: MethodReport) -> dict[str, Any]:
-    values = {key: value for key, value in vars(report).items() if key != "answers"}
-    return {key: value.value if isinstance(value, Score) else value for key, value in values.items()}
+    values = {key: value.value if isinstance(value, Score) else value for key, value in vars(report).items()}
+    del values["answers"]
+    return values
 
 
 def print_report(reports: list[MethodReport], scenes: dict[str, list[MethodReport]], *, broken: int, said: str) -> None:

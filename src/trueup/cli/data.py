@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trueup.cli import options
+from trueup.cli.options import Flags, Limits
 from trueup.cli.progress import make_grid, progress_bar
 from trueup.data.archives import folder_for
 from trueup.data.archives import unpack_archive as unpack_archive
@@ -57,11 +58,11 @@ def check(
     name: str = typer.Argument(help=f"One of: {', '.join(CARDS)}, or your own: folder, masks."),
     root: str = typer.Option("", help="The folder that holds the domains."),
     fast: bool = typer.Option(False, "--fast", help="Count files only; do not open them (volumes: read the headers)."),
-    limits: options.Limits = options.RANGE,
+    limits: Limits = Flags.limits,
     pictures: str = typer.Option(
         "", metavar="DIR", help="For masks: draw some cases of each domain with outlines, into this folder."
     ),
-    as_json: bool = options.JSON,
+    as_json: bool = Flags.as_json,
 ) -> None:
     """Report what is missing or wrong, with counts per domain and class. Exit status 1 if there are problems.
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from trueup.bench.records import FILE, read_records
 from trueup.bench.settings import check_known, make_sweep
 from trueup.bench.sweep import plan
-from trueup.cli import options
 from trueup.cli.bench import run_and_print
+from trueup.cli.options import Flags
 from trueup.cli.progress import write_tables
 from trueup.cli.report import write_page
 from trueup.report.tables import make_tables
@@ -36,7 +36,7 @@ TASKS: dict[str, tuple[dict[str, Any], str]] = {
 def demo(
     task: str = typer.Option("classification", "--task", help="classification (digits) or segmentation (eyes)."),
     out: str = typer.Option("demo", "--out", "-o", help="Folder for records, tables, figures and models."),
-    workers: int = options.WORKERS,
+    workers: int = Flags.workers,
 ) -> None:
     """Train on some domains, adapt to others, print the table: digits in four styles, or masks of the optic disc."""
     check_known(task, TASKS, "task")

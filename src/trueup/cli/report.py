@@ -11,13 +11,13 @@ from rich.console import Console
 from trueup.bench.records import Record, read_records
 from trueup.cli.progress import print_table
 from trueup.report.figures import save_figure
+from trueup.report.groups import Traces
 from trueup.report.page import render_page
 from trueup.report.palette import curve_labels
 from trueup.report.record_figures import make_figures
 from trueup.report.render import render_table
+from trueup.report.runs import is_finished
 from trueup.report.tables import make_tables
-from trueup.report.traces import Traces
-from trueup.report.variants import is_finished
 
 PAGE, FIGURES = "report.html", "figures"
 

@@ -13,15 +13,15 @@ from trueup.bench.estimate import format_duration, total_seconds
 from trueup.bench.records import Record
 from trueup.bench.reproduce import Reproduction, get_recipe, make_reproduction, recipes
 from trueup.bench.sweep import plan
-from trueup.cli import options
+from trueup.cli.options import flag, flags_in_order, settings_of
 from trueup.cli.progress import FORMS, make_grid, print_failures, print_table, run_with_bars
 from trueup.report.figures import save_figure
+from trueup.report.groups import Traces
 from trueup.report.palette import curve_labels
 from trueup.report.paper_table import compare_with_paper
 from trueup.report.record_figures import make_figures
 from trueup.report.render import render_table
 from trueup.report.tables import Table
-from trueup.report.traces import Traces
 
 HELP = """Reproduce a table or figure of the TSD paper by name: run what is missing, then print ours and the paper's.
 
@@ -33,31 +33,23 @@ minute or two, but its numbers are not the paper's. `--dry-run` prints what woul
 machine; it needs no data.
 
 Finished runs are in OUT/records.jsonl and are not run again; recipes share runs, so use the same --out."""
-SELECT = typer.Option(
-    None, "--select", help="default: no search; source: search on held-out source data, as in the paper."
-)
 
 
+@flags_in_order("name data small select seed limit training weights out checkpoints workers device dry_run")
 def reproduce(
     name: str = typer.Argument("", help="Such as main-resnet18 or ablation; without a name all are listed."),
     data: str = typer.Option(None, "--data", help="Folder that holds a folder for each dataset."),
     small: bool = typer.Option(False, "--small", help="Use the embedded benchmarks and small networks."),
-    select: str = SELECT,
-    seed: list[int] = options.SEED,
-    limit: int = options.LIMIT,
-    training: list[str] = options.TRAIN,
-    weights: str = options.WEIGHTS,
+    select: str = flag("--select", help="default: no search; source: search on held-out source data, as in the paper."),
     out: str = typer.Option("paper", "--out", "-o", help="Folder for records, tables, figures and checkpoints."),
-    checkpoints: str = options.CHECKPOINTS,
-    workers: int = options.WORKERS,
-    device: str = options.DEVICE,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the runs and estimate their time; run nothing."),
-) -> None:
+    *, checkpoints: str | None, workers: int | None, device: str, **settings: Any,
+) -> None:  # fmt: skip
     """Reproduce a table or figure of the paper by name."""
     if not name:
         list_recipes()
         return
-    flags = options.passed(seed=seed, limit=limit, training=training, weights=weights, select=select)
+    flags = settings_of(settings | {"select": select})
     wanted = make_reproduction(name, data=data, small=small, given=flags, unread=dry_run)
     if dry_run:
         print_estimate(wanted, out, checkpoints, device)
@@ -90,12 +82,15 @@ def run_reproduction(
     print_table(table)
     print_failures(failures)
     out.mkdir(parents=True, exist_ok=True)
-    path = out / name_of(wanted)
+    path = out / (f"{wanted.recipe}-small" if wanted.small else wanted.recipe)
     for form, suffix in FORMS.items():
-        (out / f"{path.name}{suffix}").write_text(render_table(table, form))
+        Path(f"{path}{suffix}").write_text(render_table(table, form))
     console.print(f"table in {path}.md, .tex and .csv", highlight=False, soft_wrap=True)
     if recipe.figures and records:
-        files = figures_of(wanted, records, out)
+        specs = make_figures(records, Traces(out))
+        labels, folder = curve_labels(specs), out / "figures" / path.name
+        chosen = [spec for spec in specs if spec.name.startswith(tuple(recipe.figures))]
+        files = [save_figure(spec, folder, labels=labels)[0] for spec in chosen]
         console.print(f"figures in {', '.join(map(str, files))}; also .svg and .pdf", highlight=False, soft_wrap=True)
     return not failures
 
@@ -110,19 +105,6 @@ def table_of(wanted: Reproduction, records: list[Record]) -> Table:
         notes.insert(0, f"small: on {stand_ins}, with small networks; differences from the paper have no meaning")
     title = f"{recipe.title}: ours, the paper's, the difference" if recipe.table else recipe.title
     return compare_with_paper(title, entries, records, notes=notes, literature=recipe.numbers.get("literature", ()))
-
-
-def figures_of(wanted: Reproduction, records: list[Record], out: Path) -> list[Path]:
-    """Draw the recipe's figures into OUT/figures and return the PNG files."""
-    found = make_figures(records, Traces(out))
-    chosen = [figure for figure in found if figure.name.startswith(tuple(get_recipe(wanted.recipe).figures))]
-    folder = out / "figures" / name_of(wanted)
-    return [save_figure(figure, folder, labels=curve_labels(found))[0] for figure in chosen]
-
-
-def name_of(wanted: Reproduction) -> str:
-    """Return the name of the files of a reproduction."""
-    return f"{wanted.recipe}-small" if wanted.small else wanted.recipe
 
 
 def print_estimate(wanted: Reproduction, out: str, checkpoints: str | None, device: str) -> None:

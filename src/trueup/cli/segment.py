@@ -13,6 +13,7 @@ from torch import nn
 from trueup.bench.method_spec import read_specs
 from trueup.bench.settings import resolve_hyper
 from trueup.cli import options
+from trueup.cli.options import Flags, Limits
 from trueup.cli.progress import progress_bar
 from trueup.data.cards import CARDS
 from trueup.data.scanning import describe_skipped
@@ -57,11 +58,11 @@ def segment(
     normalize: str = typer.Option(None, "--normalize", help="imagenet (default) or half; or --mean, --std."),
     multilabel: bool = typer.Option(None, "--multilabel", help="The outputs are labels (sigmoid): a mask for each."),
     label: list[str] = LABEL,
-    resize: str = options.RESIZE,
-    limits: options.Limits = options.RANGE,
-    mean: str = options.MEAN,
-    std: str = options.STD,
-    grey: bool = options.GREY,
+    resize: str = Flags.resize,
+    limits: Limits = Flags.limits,
+    mean: str = Flags.mean,
+    std: str = Flags.std,
+    grey: bool = Flags.grey,
     field: float = typer.Option(None, "--field", help="Side in mm of the central square of a slice that is seen."),
     method: str = typer.Option("tsd", "--method", "-m", help="Method, with optional values: tsd:lr=1e-5."),
     volumes: bool = VOLUMES,
@@ -69,7 +70,7 @@ def segment(
     overlap: float = typer.Option(None, "--overlap", help="Overlap of windows; 0.25 by default."),
     batch: int = BATCH,
     seed: int = typer.Option(0, "--seed", "-s", min=0, help="Seed of adaptation."),
-    device: str = options.DEVICE,
+    device: str = Flags.device,
     fresh: bool = typer.Option(False, "--fresh", help="Start over from the source model and replace masks."),
 ) -> None:
     """Write masks for all images in a folder, with a segmenter that adapts to them."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from trueup.bench.records import FILE, Record
+from trueup.bench.records import FILE
 from trueup.bench.settings import read_settings, validate_settings
 from trueup.bench.stress import SCENARIOS, Stress, label_of, scenario_of
-from trueup.bench.sweep import Plan, plan, sort_records
+from trueup.bench.sweep import Plan, SweepSummary, plan, sort_records
 from trueup.cli import options
 from trueup.cli.progress import FORMS, make_grid, print_counts, print_failures, print_table, run_with_bars, write_tables
-from trueup.report.heatmap import heatmap
-from trueup.report.stress_tables import StressTest, stress_tests
+from trueup.report.stress_tables import StressTest, heatmap, stress_tests
 
-SCENARIO = typer.Option(None, "--scenario", help=f"One of {', '.join(SCENARIOS)}; repeatable; default all.")
-QUICK = typer.Option(False, "--quick", help="A quick test: first seed and target, 256 images, a shorter `long`.")
+SCENARIO = options.flag("--scenario", help=f"One of {', '.join(SCENARIOS)}; repeatable; default all.")
+Files = dict[Path, list[Path]]
+"""The pictures of each test, by the path of its tables without the suffixes in FORMS."""
 HELP = """Test methods in difficult scenarios and compare each with the frozen source: a table and a figure.
 
 Scenarios change the order of the images (dirichlet, class-sorted, few-classes, mixed), the batch size (batch-1 to \
@@ -39,39 +39,20 @@ scenario mean, runs, difference (from the source, mean over runs), lowest (of a 
 fractions of 1. With --dry-run: scenarios, methods, and the numbers of runs, finished runs, and models to train."""
 
 
+@options.flags_in_order(
+    f"file {options.MODELS} {options.PICTURES} method seed scenario limit quick plugin "
+    "out checkpoints workers device dry_run as_json"
+)
 def stress(
     file: str = typer.Argument("", help="A YAML file of settings; flags override it."),
-    dataset: list[str] = options.DATASET,
-    root: str = options.ROOT,
-    target: list[str] = options.TARGET,
-    network: list[str] = options.NETWORK,
-    weights: str = options.WEIGHTS,
-    checkpoint: str = options.CHECKPOINT,
-    training: list[str] = options.TRAIN,
-    resize: str = options.RESIZE,
-    limits: options.Limits = options.RANGE,
-    mean: str = options.MEAN,
-    std: str = options.STD,
-    grey: bool = options.GREY,
-    method: list[str] = options.METHOD,
-    seed: list[int] = options.SEED,
     scenario: list[str] = SCENARIO,
-    limit: int = options.LIMIT,
-    quick: bool = QUICK,
-    plugin: list[str] = options.PLUGIN,
+    quick: bool = options.flag("--quick", help="A quick test: first seed and target, 256 images, a shorter `long`."),
     out: str = typer.Option("stress", "--out", "-o", help="Folder for records, tables, figure and checkpoints."),
-    checkpoints: str = options.CHECKPOINTS,
-    workers: int = options.WORKERS,
-    device: str = options.DEVICE,
     dry_run: bool = typer.Option(False, "--dry-run", help="Print the scenarios and their state without running them."),
-    as_json: bool = options.JSON,
-) -> None:
+    *, checkpoints: str | None, workers: int | None, device: str, as_json: bool, **settings: Any,
+) -> None:  # fmt: skip
     """Test methods in difficult scenarios and compare each with the frozen source."""
-    training = options.training_settings(training, resize, limits, mean, std, grey)
-    flags = options.passed(
-        dataset=dataset, root=root, target=target, network=network, weights=weights, checkpoint=checkpoint,
-        training=training, method=method, seed=seed, scenario=scenario, limit=limit, quick=quick or None, plugin=plugin,
-    )  # fmt: skip
+    flags = options.settings_of(settings | {"scenario": scenario, "quick": quick})
     test = validate_settings(Stress, read_settings(file, flags) if file else flags)
     todo = plan(test, out, checkpoints=checkpoints, device="cpu" if dry_run else device)
     notes = test.left_out(todo.open)
@@ -80,62 +61,52 @@ def stress(
     if dry_run:
         options.print_json(plan_values(todo) | {"left_out": notes}) if as_json else print_scenarios(todo)
         return
-    outcome = run_stress(todo, workers=workers, device=device)
-    options.print_json(outcome_values(outcome) | {"left_out": notes}) if as_json else print_outcome(outcome, Path(out))
-    if outcome.failures:
+    summary, tests, files = run_stress(todo, workers=workers, device=device)
+    if as_json:
+        options.print_json(outcome_values(summary, tests, files) | {"left_out": notes})
+    else:
+        print_outcome(summary, tests, files, Path(out))
+    if summary.failures:
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class StressOutcome:
-    """The outcome of a stress test."""
-
-    records: int
-    tests: list[StressTest]
-    failures: list[Record]
-    tables: list[Path]
-    """The table files of each test, without the suffixes in FORMS."""
-    pictures: list[list[Path]]
-
-
-def run_stress(todo: Plan, **options: Any) -> StressOutcome:
+def run_stress(todo: Plan, **options: Any) -> tuple[SweepSummary, list[StressTest], Files]:
     """Run a stress test with progress bars, and write the tables and the figure of each dataset and network."""
     summary = run_with_bars(todo, **options)
     records = sort_records(summary.records, todo.runs) if summary.records else []
     tests = stress_tests(records, scenario_of, order=list(SCENARIOS), label=label_of)
-    names, pictures = list[Path](), list[list[Path]]()
+    files: Files = {}
     for test in tests:
         words = "".join(c if c.isalnum() else " " for c in test.title).split()
-        names.append(todo.folder / ("stress" if len(tests) == 1 else f"stress-{'-'.join(words)}"))
-        write_tables(test.tables(), names[-1])
-        pictures.append(heatmap(test, Path(f"{names[-1]}.png")))
-    return StressOutcome(len(summary.records), tests, list(summary.failures), names, pictures)
+        name = todo.folder / ("stress" if len(tests) == 1 else f"stress-{'-'.join(words)}")
+        write_tables(test.tables(), name)
+        files[name] = heatmap(test, Path(f"{name}.png"))
+    return summary, tests, files
 
 
-def print_outcome(outcome: StressOutcome, out: Path) -> None:
+def print_outcome(summary: SweepSummary, tests: list[StressTest], files: Files, out: Path) -> None:
     """Print the tables, the failures and the files."""
-    for test in outcome.tests:
+    for test in tests:
         for table in test.tables()[:2]:
             print_table(table)
-    print_failures(outcome.failures, scenario_of)
-    lines = [f"{outcome.records} records in {out / FILE}"]
-    for table_file, pictures in zip(outcome.tables, outcome.pictures, strict=True):
-        lines.append(f"tables in {table_file}.md, .tex and .csv")
-        lines.append(f"picture in {' and '.join(map(str, pictures))}")
+    print_failures(summary.failures, scenario_of)
+    lines = [f"{len(summary.records)} records in {out / FILE}"]
+    for name, pictures in files.items():
+        lines += [f"tables in {name}.md, .tex and .csv", f"picture in {' and '.join(map(str, pictures))}"]
     Console().print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
-def outcome_values(outcome: StressOutcome) -> dict[str, Any]:
+def outcome_values(summary: SweepSummary, tests: list[StressTest], files: Files) -> dict[str, Any]:
     """Convert an outcome to plain values."""
     keys = ("dataset", "target", "network", "method", "seed")
     failures = [
         {**{key: r["settings"][key] for key in keys}, "scenario": scenario_of(r["settings"]), "error": r["error"]}
-        for r in outcome.failures
+        for r in summary.failures
     ]
-    files = [f"{name}{suffix}" for name in outcome.tables for suffix in FORMS.values()]
-    files += [str(file) for each in outcome.pictures for file in each]
-    tests = [_test_values(test) for test in outcome.tests]
-    return {"ok": not failures, "records": outcome.records, "tests": tests, "failures": failures, "files": files}
+    written = [f"{name}{suffix}" for name in files for suffix in FORMS.values()]
+    written += [str(picture) for pictures in files.values() for picture in pictures]
+    found = {"records": len(summary.records), "tests": [_test_values(test) for test in tests]}
+    return {"ok": not failures, **found, "failures": failures, "files": written}
 
 
 def _test_values(test: StressTest) -> dict[str, Any]:

@@ -8,43 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from rich.console import Console
 
 from trueup.bench.jobs import run_job
 from trueup.bench.settings import make_sweep
 from trueup.bench.sweep import CHECKPOINTS, plan
-from trueup.cli import options
+from trueup.cli.options import PICTURES, flags_in_order, settings_of
 from trueup.cli.progress import progress_bar
 from trueup.source.checkpoints import Store, read_header
 
 
-def train(
-    dataset: str = typer.Option("digits", "--dataset", "-d", help="digits, digits-c, pacs, …, or folder."),
-    root: str = options.ROOT,
-    target: list[str] = options.TARGET,
-    network: str = typer.Option(None, "--network", "-n", help="A torchvision or timm name, or module:function."),
-    weights: str = options.WEIGHTS,
-    training: list[str] = options.TRAIN,
-    resize: str = options.RESIZE,
-    limits: options.Limits = options.RANGE,
-    mean: str = options.MEAN,
-    std: str = options.STD,
-    grey: bool = options.GREY,
-    seed: list[int] = options.SEED,
-    out: str = options.OUT,
-    checkpoints: str = options.CHECKPOINTS,
-    device: str = options.DEVICE,
-) -> None:
+@flags_in_order(
+    f"dataset root target network weights training {PICTURES} seed out checkpoints device", single="dataset network"
+)
+def train(*, out: str, checkpoints: str | None, device: str, **settings: Any) -> None:
     """Train the source model of each target and seed: ERM, or SWAD with --train algorithm=swad.
 
     A stopped training resumes from its last save; a finished one is not repeated.
     """
-    training = options.training_settings(training, resize, limits, mean, std, grey)
-    flags = options.passed(
-        dataset=dataset, root=root, target=target, network=network, weights=weights, training=training, seed=seed
-    )
-    sweep = make_sweep({**flags, "method": ["source"]})
+    sweep = make_sweep(settings_of(settings | {"method": ["source"]}))
     store = Store(Path(checkpoints) if checkpoints else Path(out) / CHECKPOINTS)
     todo = plan(sweep, out, checkpoints=checkpoints, device=device)
     for job in todo.trainings.values():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueup.report.chart_marks import Drawing, bar_marks, coord, dashes, label_at, marker, polyline, series_group
-from trueup.report.figure_spec import Axis, BarPanel, Curve, CurvePanel, LinePanel
+from trueup.report.figure_spec import Axis, BarPanel, Curve, CurvePanel
 from trueup.report.page_markup import minus_sign
 from trueup.report.palette import Style
 
@@ -105,7 +105,7 @@ def labels_overlap(labels: Sequence[tuple[float, str]], room: float) -> bool:
     return len(labels) > 1 and widest + 6 > room / len(labels)
 
 
-def draw_lines(panel: LinePanel, styles: Styles, width: int) -> Drawing:
+def draw_lines(panel: CurvePanel, styles: Styles, width: int) -> Drawing:
     """Draw curves, with bands for their spread."""
     y, x, height, frame = _frame(panel, width, zero=False)
     marks = [_curve(curve, x, y, list(styles).index(curve.label), styles[curve.label]) for curve in panel.curves]

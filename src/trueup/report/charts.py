@@ -11,22 +11,12 @@ from numpy.typing import NDArray
 
 from trueup.report.chart_curves import LETTER, TURN, draw_bars, draw_lines, format_number, labels_overlap, shorten
 from trueup.report.chart_marks import Drawing, coord, label_at, legend_sample, marker, series_group
-from trueup.report.figure_spec import (
-    BarPanel,
-    CurvePanel,
-    FigureSpec,
-    ImagePanel,
-    LinePanel,
-    MatrixPanel,
-    Panel,
-    ScatterPanel,
-)
+from trueup.report.figure_spec import BarPanel, CurvePanel, FigureSpec, ImagePanel, MatrixPanel, Panel, ScatterPanel
 from trueup.report.page_markup import embed_json, escape
-from trueup.report.palette import OUTLINES, Style, style
+from trueup.report.palette import Style, legend_of
 
 WIDTHS = {1: 760, 2: 520, 3: 360}  # units of a drawing, by panels in a row
 NARROW = 280
-Legend = dict[str, tuple[Style, str]]
 MOST_DIGITS = 14  # columns of a matrix with numbers in its cells
 LARGEST = 640  # pixels of an image's longer side
 SIDE, TALL = 64.0, 330.0  # units, at most: side of a cell, and height of all rows
@@ -58,7 +48,7 @@ class ImageStore:
 
 def figure_html(spec: FigureSpec, labels: Sequence[str], images: ImageStore) -> str:
     """Return a `<figure>`; `labels` are those of all figures, so that a method looks the same in each."""
-    legend = _legend(spec, labels)
+    legend = legend_of(spec, labels)
     styles = {label: look for label, (look, _) in legend.items()}
     width = WIDTHS.get(spec.columns, NARROW)
     drawn = [_draw(panel, styles, width, images) for panel in spec.panels]
@@ -73,24 +63,12 @@ def figure_html(spec: FigureSpec, labels: Sequence[str], images: ImageStore) -> 
     )
 
 
-def _legend(spec: FigureSpec, labels: Sequence[str]) -> Legend:
-    """Return the labels in the order of their numbers, each with its style and the kind of its sample."""
-    kind = "line" if any(isinstance(panel, LinePanel) for panel in spec.panels) else "bar"
-    curves = [curve.label for p in spec.panels if isinstance(p, CurvePanel) for curve in p.curves]
-    groups = [group for p in spec.panels if isinstance(p, ScatterPanel) for group in p.groups]
-    regions = dict.fromkeys(name for p in spec.panels if isinstance(p, ImagePanel) for name in p.outlines)
-    found: Legend = {label: (style(label, labels), kind) for label in curves}
-    found |= {group: (style(group, groups), "dot") for group in groups if group not in found}
-    outlines = {name: Style(OUTLINES[i % len(OUTLINES)]) for i, name in enumerate(regions)}
-    return found | {name: (look, "outline") for name, look in outlines.items() if name not in found}
-
-
 def _draw(panel: Panel, styles: Mapping[str, Style], width: int, images: ImageStore) -> Drawing:
     match panel:
-        case LinePanel():
-            return draw_lines(panel, styles, width)
         case BarPanel():
             return draw_bars(panel, styles, width)
+        case CurvePanel():
+            return draw_lines(panel, styles, width)
         case MatrixPanel():
             return draw_matrix(panel, width)
         case ScatterPanel():
@@ -116,7 +94,7 @@ def _panel(panel: Panel, drawing: Drawing) -> str:
     )
 
 
-def _keys(legend: Legend) -> str:
+def _keys(legend: Mapping[str, tuple[Style, str]]) -> str:
     if not legend:
         return ""
     buttons = [

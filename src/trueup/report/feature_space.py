@@ -1,26 +1,16 @@
 """Figures before and after adaptation: confusion matrices, the geometry of features, and masks."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.figure_spec import (
-    Axis,
-    BarPanel,
-    Curve,
-    FigureSpec,
-    ImagePanel,
-    LinePanel,
-    MatrixPanel,
-    Panel,
-    ScatterPanel,
-)
-from trueup.report.groups import Group, TraceLookup, detail_groups
+from trueup.report.figure_spec import Axis, BarPanel, Curve, ImagePanel, LinePanel, MatrixPanel, ScatterPanel
+from trueup.report.groups import Figures, Group, Trace, TraceLookup, detail_groups
+from trueup.report.runs import Record, RunKey
 from trueup.report.stream_figures import mean_and_deviation
-from trueup.report.traces import Trace
-from trueup.report.variants import Record, RunKey
 
 CLASSES = 20  # rows of a matrix, or groups of bars, at most
 COLOURED = 10  # classes with colours of their own
@@ -53,9 +43,8 @@ def largest_change(group: Group, trace: TraceLookup, needs: Collection[str]) -> 
     return None
 
 
-def confusion(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+def confusion(records: Sequence[Record], trace: TraceLookup) -> Figures:
     """Draw confusion matrices of source and adapted model, on the target with the largest change."""
-    figures = []
     for group in detail_groups(records):
         if not (found := largest_change(group, trace, ANSWERS)):
             continue
@@ -73,20 +62,17 @@ def confusion(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]
         many = f" The {CLASSES} classes of {classes} whose share of right answers changed most."
         caption = (
             "Of the images of a class (row), the share in % that was taken for each class (column); right answers lie "
-            f"on the diagonal.{many if classes > CLASSES else ''} {_where(target, run)} {group.setting}"
+            f"on the diagonal.{many if classes > CLASSES else ''} {_where(target, run)}"
         )
-        title = f"{group.title}: confusion matrices, on {target}"
-        figures.append(FigureSpec(f"confusion-{group.name}", title, caption, tuple(panels)))
-    return figures
+        yield group.figure("confusion", f"confusion matrices, on {target}", [caption, group.setting], panels)
 
 
 def _where(target: str, run: RunKey) -> str:
     return f"Target {target}, of those with traces the one where adapting changed most; seed {run[0]}."
 
 
-def embedding(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+def embedding(records: Sequence[Record], trace: TraceLookup) -> Figures:
     """Draw t-SNE of the features of the same images before and after adaptation."""
-    figures = []
     for group in detail_groups(records):
         if not (found := largest_change(group, trace, FEATURES)):
             continue
@@ -109,11 +95,10 @@ def embedding(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]
         caption = (
             f"t-SNE of the features of the same {kept.sum()} images, coloured by true class.{few} It keeps near points "
             "near, and no more: the axes have no unit, sizes of clusters and distances between them mean nothing, and "
-            f"each panel was laid out on its own, so places do not compare. {_where(target, run)} {group.setting}"
+            f"each panel was laid out on its own, so places do not compare. {_where(target, run)}"
         )
-        title = f"{group.title}: features before and after adaptation, on {target}"
-        figures.append(FigureSpec(f"features-{group.name}", title, caption, tuple(panels)))
-    return figures
+        title = f"features before and after adaptation, on {target}"
+        yield group.figure("features", title, [caption, group.setting], panels)
 
 
 def lay_out(features: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -131,9 +116,8 @@ def lay_out(features: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(found, dtype=np.float64)
 
 
-def geometry(records: Sequence[Record]) -> list[FigureSpec]:
+def geometry(records: Sequence[Record]) -> Figures:
     """Draw alignment and uniformity of features: by class, along the stream, and against each other."""
-    figures = []
     for group in detail_groups(records):
         pairs = [pair for t in group.targets if group.adapted for pair in group.pairs(group.adapted, t).values()]
         pairs = [p for p in pairs if all(r["results"].get(name) is not None for r in p for name in BOTH)]
@@ -142,19 +126,18 @@ def geometry(records: Sequence[Record]) -> list[FigureSpec]:
         labels = group.base.label, group.adapted.label
         alike = in_common(group)
         by_class = [panel for name in BOTH for panel in _by_class(pairs, labels, name)]
-        panels: list[Panel] = [*by_class, *_over_stream(alike), _plane(alike)]
-        caption = (
+        panels = [*by_class, *_over_stream(alike), _plane(alike)]
+        text = (
             "Alignment: the mean squared distance between features of two images of one class; low means that a class "
             "is held tightly together. Uniformity: the logarithm of the mean of exp(−2 d²) over all pairs; low means "
             "that features spread over the whole sphere. Low is good for both, and only for both together: a network "
             f"that gives all images the same features has perfect alignment. {_verdict(pairs, *labels)} "
             "Of a class: pairs with at least one image of it. Features have length 1; classes are the true ones. Means "
             "over targets and seeds; bars: ± one sample standard deviation over them."
-            f"{_left_out(group, alike)} {group.setting} {group.seeds}"
+            f"{_left_out(group, alike)}"
         )
-        title = f"{group.title}: alignment and uniformity of features"
-        figures.append(FigureSpec(f"alignment-uniformity-{group.name}", title, caption, tuple(panels)))
-    return figures
+        caption = [text, group.setting, group.seeds]
+        yield group.figure("alignment-uniformity", "alignment and uniformity of features", caption, panels)
 
 
 def _verdict(pairs: Sequence[tuple[Record, Record]], before: str, after: str) -> str:
@@ -171,10 +154,7 @@ def _verdict(pairs: Sequence[tuple[Record, Record]], before: str, after: str) ->
 
 
 def in_common(group: Group) -> dict[str, list[Record]]:
-    """Return the records of each variant, by label, on the targets and seeds that all variants have.
-
-    Variants with fewer than half of the source's runs are left out, so that they do not reduce the others.
-    """
+    """Return the records of each variant, by label, on the targets and seeds that all variants have."""
     runs = {
         variant.label: {
             (target, run): record
@@ -185,6 +165,7 @@ def in_common(group: Group) -> dict[str, list[Record]]:
         for variant in group.shown
     }
     full = len(runs[group.base.label]) if group.base else 0
+    # Without variants that have fewer than half of the source's runs, which would reduce the others.
     runs = {label: found for label, found in runs.items() if 2 * len(found) >= full and found}
     shared = set.intersection(*(set(found) for found in runs.values())) if runs else set()
     return {label: [record for key, record in found.items() if key in shared] for label, found in runs.items()}
@@ -207,7 +188,8 @@ def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], nam
     old, new = (np.array([[np.nan if v is None else v for v in each] for each in some]) for some in lists)
     hole = np.isnan(old) | np.isnan(new)
     old[hole] = new[hole] = np.nan
-    change = np.nan_to_num(np.abs(_down(new) - _down(old)), nan=-1.0)
+    before, after = (np.array(mean_and_deviation(list(values))[0]) for values in (old, new))
+    change = np.nan_to_num(np.abs(after - before), nan=-1.0)
     shown = np.sort(np.argsort(-change, kind="stable")[:CLASSES])
     shown = shown[change[shown] >= 0]
     curves = []
@@ -217,10 +199,6 @@ def _by_class(pairs: Sequence[tuple[Record, Record]], labels: Sequence[str], nam
     few = f", the {CLASSES} of {old.shape[1]} classes that changed most" if old.shape[1] > len(shown) else ""
     x = Axis("true class", tuple(str(k) for k in shown))
     return [BarPanel(f"{name} by class{few}", x, Axis(f"{name} (low is good)"), tuple(curves))] if len(shown) else []
-
-
-def _down(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.array(mean_and_deviation(list(table))[0])
 
 
 def _over_stream(alike: Mapping[str, Sequence[Record]]) -> list[LinePanel]:
@@ -255,9 +233,8 @@ def _plane(alike: Mapping[str, Sequence[Record]]) -> LinePanel:
     return LinePanel(title, Axis("uniformity (low is good)"), Axis("alignment (low is good)"), tuple(curves))
 
 
-def mask_examples(records: Sequence[Record], trace: TraceLookup) -> list[FigureSpec]:
+def mask_examples(records: Sequence[Record], trace: TraceLookup) -> Figures:
     """Draw, for each target, the last images of the stream of its first seed, before and after adaptation."""
-    figures = []
     groups = [group for group in detail_groups(records) if group.metric.name == "dice"]
     for group, target in [(each, target) for each in groups for target in each.targets]:
         found = group.traced_pair(target, trace, MASKS, "examples")
@@ -268,12 +245,11 @@ def mask_examples(records: Sequence[Record], trace: TraceLookup) -> list[FigureS
         panels = [p for i in range(len(before["examples"])) for p in _example(before, answers, i)]
         caption = (
             f"The last images of the stream, target {target}, seed {run[0]}: image, truth, and the outlines that "
-            f"{' and '.join(answers)} drew. Dice: of this image alone, mean over structures. {group.setting}"
+            f"{' and '.join(answers)} drew. Dice: of this image alone, mean over structures."
         )
-        title = f"{group.title}: masks before and after adaptation, on {target}"
-        name = f"masks-{group.name}-{group.targets.index(target) + 1}"
-        figures.append(FigureSpec(name, title, caption, tuple(panels), 2 + len(answers)))
-    return figures
+        title = f"masks before and after adaptation, on {target}"
+        figure = group.figure("masks", title, [caption, group.setting], panels, 2 + len(answers))
+        yield replace(figure, name=f"{figure.name}-{group.targets.index(target) + 1}")
 
 
 def example_dice(truth: NDArray[Any], answer: NDArray[Any]) -> float:

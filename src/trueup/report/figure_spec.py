@@ -75,15 +75,14 @@ class ImagePanel:
     note: str = ""
 
 
-Panel = LinePanel | BarPanel | MatrixPanel | ScatterPanel | ImagePanel
+Panel = CurvePanel | MatrixPanel | ScatterPanel | ImagePanel
 
 
 @dataclass(frozen=True)
 class FigureSpec:
     """A figure: panels in rows of `columns`, with a title and a self-contained caption."""
 
-    name: str
-    """Stem of its file names: words joined by hyphens."""
+    name: str  # stem of its file names: words joined by hyphens
     title: str
     caption: str
     panels: tuple[Panel, ...]

@@ -9,28 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trueup.report.figure_spec import (
-    BarPanel,
-    CurvePanel,
-    FigureSpec,
-    ImagePanel,
-    LinePanel,
-    MatrixPanel,
-    Panel,
-    ScatterPanel,
-)
+from trueup.report.figure_spec import BarPanel, CurvePanel, FigureSpec, ImagePanel, MatrixPanel
 from trueup.report.metrics import check_name
-from trueup.report.palette import OUTLINES, curve_labels, style
-from trueup.report.panels import DRAW, bar_style, line_style, tick_room
+from trueup.report.palette import curve_labels, legend_of
+from trueup.report.panels import DRAW, LINE, bar_style, heading_of, height_of, line_style
 
 FORMS = ("png", "svg", "pdf")
 WIDE, NARROW = 7.2, 4.6  # inches: the width of a page, and of a single panel of curves
-TITLE, LINE, MARGIN = 0.36, 0.145, 0.08  # inches: the title, a line of the caption, the margins
+TITLE, MARGIN = 0.36, 0.08  # inches: the title, the margins
 FEW = 5  # curves or bars of a narrow single panel, at most
 KEY = 0.2  # inches: a row of the legend
 HIGHEST = 10.5  # inches: the height of a page
 LETTERS = 18  # of the caption, per inch
-TALL = {LinePanel: 2.3, BarPanel: 2.5, MatrixPanel: 3.3, ScatterPanel: 3.2}  # inches
 # Text stays text in SVG, so that it can be searched, selected and edited.
 FILES: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "trueup", "pdf.fonttype": 42}
 FONT: dict[Any, Any] = {
@@ -126,21 +116,8 @@ class _Layout:
         wrapped = sum(len(some) - 1 for some in lines)
         self.top = self.head + KEY * math.ceil(len(lines) / self.across) + LINE * wrapped
         self.bottom = LINE * len(self.caption) + 2 * MARGIN
-        self.row = max(_tall(panel, self.wide / self.columns) for panel in spec.panels)
+        self.row = max(height_of(panel, self.wide / self.columns) for panel in spec.panels)
         self.high = self.top + self.bottom + self.rows * self.row
-
-
-def _tall(panel: Panel, wide: float) -> float:
-    if isinstance(panel, ImagePanel):
-        return wide * 0.94 * float(panel.image.shape[0] / panel.image.shape[1]) + 0.26
-    usual = min(TALL[type(panel)], wide) if isinstance(panel, MatrixPanel | ScatterPanel) else TALL[type(panel)]
-    return usual + tick_room(panel, wide) + LINE * _heading(panel, wide).count("\n")
-
-
-def _heading(panel: Panel, wide: float) -> str:
-    """Return a panel's title in at most two lines."""
-    lines = textwrap.wrap(panel.title, int(wide * 11))
-    return "\n".join(lines[:2]) + ("…" if len(lines) > 2 else "")
 
 
 def _panels(figure: Any, spec: FigureSpec, labels: Sequence[str], rows: int, columns: int) -> None:
@@ -154,9 +131,8 @@ def _panels(figure: Any, spec: FigureSpec, labels: Sequence[str], rows: int, col
         above = spec.panels[i - columns] if i >= columns else None
         if not isinstance(panel, ImagePanel) or above is None or above.title != panel.title:
             side: Any = "center" if isinstance(panel, ImagePanel) else "left"
-            axis.set_title(
-                _heading(panel, figure.get_figwidth() / columns), fontsize=8.5 if columns < 3 else 7.8, loc=side
-            )
+            title = heading_of(panel, figure.get_figwidth() / columns)
+            axis.set_title(title, fontsize=8.5 if columns < 3 else 7.8, loc=side)
     if any(isinstance(panel, MatrixPanel) for panel in spec.panels):
         shades = next(image for axis in figure.axes for image in axis.get_images())
         bar = figure.colorbar(shades, ax=figure.axes, fraction=0.025, pad=0.015, aspect=28)
@@ -170,19 +146,17 @@ def _keys(spec: FigureSpec, labels: Sequence[str], letters: int) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    groups = dict.fromkeys(name for p in spec.panels if isinstance(p, ScatterPanel) for name in p.groups)
-    parts = dict.fromkeys(name for p in spec.panels if isinstance(p, ImagePanel) for name in p.outlines)
     keys: list[Any] = []
-    for name in sorted(curve_labels([spec]), key=labels.index):
-        if all(isinstance(panel, BarPanel) for panel in spec.panels):
-            keys.append(Patch(label=name, **bar_style(name, labels)))
+    legend = legend_of(spec, labels)
+    for name in sorted(legend, key=[*labels, *legend].index):
+        look, kind = legend[name]
+        if kind == "bar":
+            keys.append(Patch(**bar_style(look)))
+        elif kind == "line":
+            keys.append(Line2D([], [], **line_style(look)))
+        elif kind == "dot":
+            keys.append(Line2D([], [], linestyle="", marker=look.marker, color=look.colour, markersize=5))
         else:
-            keys.append(Line2D([], [], label=name, **line_style(name, labels)))
-    for name in groups:
-        look = style(name, list(groups))
-        keys.append(Line2D([], [], label=name, linestyle="", marker=look.marker, color=look.colour, markersize=5))
-    for i, name in enumerate(parts):
-        keys.append(Line2D([], [], label=name, color=OUTLINES[i % len(OUTLINES)], linewidth=2))
-    for key in keys:
-        key.set_label("\n".join(textwrap.wrap(key.get_label(), letters)))
+            keys.append(Line2D([], [], color=look.colour, linewidth=2))
+        keys[-1].set_label("\n".join(textwrap.wrap(name, letters)))
     return keys

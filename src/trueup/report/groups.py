@@ -1,42 +1,60 @@
-"""Groups of runs that may stand in one figure, their names, and the variants that a figure shows."""
+"""Groups of runs that may stand in one figure, their traces, and the variants that a figure shows."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trueup.report.figure_spec import FigureSpec, Panel
 from trueup.report.metrics import Metric
+from trueup.report.runs import Record, RunKey, is_finished, json_key, latest_runs, metric_of, seeds_text, target_of
 from trueup.report.tables import group_by_settings, mean_of, shared_settings
-from trueup.report.traces import Trace
-from trueup.report.variants import (
-    Record,
-    RunKey,
-    Variant,
-    default_metric,
-    is_finished,
-    json_key,
-    latest_records,
-    seeds_text,
-    source_variant,
-    target_of,
-    variants_of,
-)
+from trueup.report.variants import Variant, source_variant, variants_of
 
+Trace = Mapping[str, NDArray[Any]]
+"""The `.npz` file of a run, with one entry per image of its stream."""
 TraceLookup = Callable[[Record], Trace | None]
+Figures = Iterator[FigureSpec]
 
 ORDER = ("network", "stream", "stream_options", "batch", "disturb", "repeat", "limit", "reset")  # named first in titles
+LARGEST = 2**28  # bytes of all arrays of a trace; the library writes no larger file
 SWEPT = 3  # values of a hyper-parameter that make a sweep
+
+
+class Traces:
+    """The traces below a folder of records, each read on demand, without pickle."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        root = folder if folder.is_dir() else folder.parent
+        self.files = {path.stem: path for path in sorted(root.rglob("traces/*.npz"))}
+
+    def __call__(self, record: Record) -> Trace | None:
+        """Return the trace of a run; None if it has none, or a damaged one."""
+        path = self.files.get(str(record.get("id")))
+        if path is None or "trace" not in record:
+            return None
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if sum(member.file_size for member in archive.infolist()) > LARGEST:
+                    return None
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in file.files}
+        except (Exception, MemoryError):  # a damaged file fails in many ways, and only its figures are lost
+            return None
 
 
 @dataclass(frozen=True)
 class Group:
     """Finished runs that share every setting but method, hyper-parameters, target and seed."""
 
-    title: str
-    """The dataset, and the settings that differ from other groups."""
+    title: str  # the dataset, and the settings that differ from other groups
     name: str
     records: tuple[Record, ...]
     place: Callable[[Record], Any] = field(default=target_of)
@@ -59,7 +77,7 @@ class Group:
     @cached_property
     def metric(self) -> Metric:
         """Dice for masks, else accuracy."""
-        return default_metric(self.records)
+        return metric_of(self.records)
 
     @cached_property
     def shown(self) -> list[Variant]:
@@ -97,10 +115,7 @@ class Group:
     def traced_pair(
         self, target: str, trace: TraceLookup, needs: Collection[str], images: str
     ) -> tuple[RunKey, Trace, Trace] | None:
-        """Return the traces of source and adapted model for the first seed that has both.
-
-        `needs` are the arrays that both must have; `images` is the one that must be equal and not empty.
-        """
+        """Return both models' traces of the first seed with the arrays in `needs` and equal `images`, at least one."""
         pairs = self.pairs(self.adapted, target) if self.adapted else {}
         for run, (source, adapted) in sorted(pairs.items(), key=lambda item: str(item[0])):
             before, after = trace(source), trace(adapted)
@@ -109,6 +124,13 @@ class Group:
             if len(before[images]) and np.array_equal(before[images], after[images]):
                 return run, before, after
         return None
+
+    def figure(
+        self, name: str, title: str, caption: Iterable[str], panels: Iterable[Panel], columns: int = 2
+    ) -> FigureSpec:
+        """Make a figure of the group, whose name ends with the group's, from the sentences of its caption."""
+        text = " ".join(filter(None, caption))
+        return FigureSpec(f"{name}-{self.name}", f"{self.title}: {title}", text, tuple(panels), columns)
 
     @property
     def setting(self) -> str:
@@ -139,7 +161,7 @@ class HyperSweep:
 
 def group_runs(records: Iterable[Record], *, apart: Collection[str] = ()) -> list[Group]:
     """Group finished runs. Settings named in `apart` may differ inside a group, and are part of the place."""
-    found = group_by_settings(filter(is_finished, latest_records(records)), apart)
+    found = group_by_settings(filter(is_finished, latest_runs(records)), apart)
     settings = []
     for some in found:
         shared = shared_settings(some[0], apart)

@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
+from string import Template
 
 from trueup.report.chart_marks import hatch_patterns
 from trueup.report.charts import ImageStore, figure_html
@@ -12,10 +13,17 @@ from trueup.report.metrics import METRICS
 from trueup.report.page_compare import comparison_html, difference_tables, pair_runs
 from trueup.report.page_headline import headline, warnings
 from trueup.report.page_markup import embed_gzip, embed_json, escape, plural
-from trueup.report.page_runs import run_columns, runs_table
-from trueup.report.page_tables import TableGroup, Views, packed_views, table_groups, tables_html
+from trueup.report.page_tables import (
+    TableGroup,
+    Views,
+    packed_views,
+    run_columns,
+    runs_table,
+    table_groups,
+    tables_html,
+)
 from trueup.report.palette import curve_labels
-from trueup.report.variants import Record, is_finished, latest_records, target_of
+from trueup.report.runs import Record, is_finished, latest_runs, target_of
 
 OPEN = 6  # tables; further ones are folded
 
@@ -31,7 +39,7 @@ def render_page(
     """Return the document. With `against`, the records of another sweep, it compares the two, called `names`."""
     if not records:
         raise ValueError("no records to show; run `trueup bench` first")
-    every = latest_records(records)
+    every = latest_runs(records)
     groups = table_groups(every)
     pairing = pair_runs(every, against) if against else None
     results: Views = {str(i): (group.title, group.tables) for i, group in enumerate(groups)}
@@ -105,26 +113,16 @@ def _runs(records: Sequence[Record]) -> str:
 
 def _document(title: str, sections: Sequence[str], body: str, data: str, finished: str) -> str:
     assets = files("trueup.report") / "assets"
-    style, *scripts = ((assets / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "charts.js"))
+    names = ("page.html", "page.css", "page.js", "charts.js")
+    page, style, *scripts = ((assets / name).read_text(encoding="utf-8") for name in names)
     script = f'"use strict";\n(() => {{\n{"".join(scripts)}}})();\n'
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    ended = f", the last of which ended at {finished}" if finished else ""
-    links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name in sections)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<meta name="referrer" content="no-referrer">\n'
-        f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n'
-        f'<a class="skip" href="#main">Skip to the results</a>\n'
-        f'<div class="bar"><nav aria-label="Sections">{links}</nav>'
-        '<button type="button" id="theme">Dark</button></div>\n'
-        f'<main id="main" tabindex="-1">{body}</main>\n'
-        f"<footer>Made by Trueup from the records of its runs{escape(ended)}.</footer>\n"
-        '<div id="tip" hidden></div><div id="said" class="unseen" aria-live="polite"></div>\n'
-        f"{data}\n<script>{script}</script>\n</body>\n</html>\n"
+    return Template(page).substitute(
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        title=escape(title),
+        style=style,
+        links="".join(f'<a href="#{name.lower()}">{name}</a>' for name in sections),
+        body=body,
+        ended=escape(f", the last of which ended at {finished}") if finished else "",
+        data=data,
+        script=script,
     )

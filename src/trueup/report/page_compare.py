@@ -1,52 +1,43 @@
 """Comparison of two sweeps: pairs of runs with the same settings, their differences, and unpaired runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trueup.report.groups import Group, group_runs
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import escape, join_words, minus_sign, plural
 from trueup.report.page_tables import Views, measured_metrics, tables_html, value_of
+from trueup.report.runs import Record, is_finished, json_key, latest_runs, seeds_text, target_of, unique_texts
 from trueup.report.tables import Cell, Column, Row, Table
-from trueup.report.variants import (
-    Record,
-    is_finished,
-    json_key,
-    latest_records,
-    seeds_text,
-    target_of,
-    unique_texts,
-)
 
 
 @dataclass(frozen=True)
 class Pairing:
     """Pairs of finished runs, pairs with a failed run, and the runs of one sweep only."""
 
-    pairs: tuple[tuple[Record, Record], ...]
-    failed: tuple[tuple[Record, Record], ...]
-    only: tuple[Record, ...]
-    other: tuple[Record, ...]
+    pairs: list[tuple[Record, Record]] = field(default_factory=list)
+    failed: list[tuple[Record, Record]] = field(default_factory=list)
+    only: list[Record] = field(default_factory=list)
+    other: list[Record] = field(default_factory=list)
 
 
 def pair_runs(records: Sequence[Record], against: Sequence[Record]) -> Pairing:
     """Match runs by id, else by all settings but the code versions."""
-    theirs = latest_records(against)
+    theirs = latest_runs(against)
     by_id = {record["id"]: i for i, record in enumerate(theirs) if "id" in record}
     by_settings = {_settings(record): i for i, record in enumerate(theirs)}
-    pairs, failed = list[tuple[Record, Record]](), list[tuple[Record, Record]]()
-    only, used = list[Record](), set[int]()
-    for record in latest_records(records):
+    found, used = Pairing(), set[int]()
+    for record in latest_runs(records):
         at = by_id.get(record.get("id"), by_settings.get(_settings(record)))
         if at is None or at in used:
-            only.append(record)
+            found.only.append(record)
             continue
         used.add(at)
         both = is_finished(record) and is_finished(theirs[at])
-        (pairs if both else failed).append((record, theirs[at]))
-    left = [record for i, record in enumerate(theirs) if i not in used]
-    return Pairing(tuple(pairs), tuple(failed), tuple(only), tuple(left))
+        (found.pairs if both else found.failed).append((record, theirs[at]))
+    found.other.extend(record for i, record in enumerate(theirs) if i not in used)
+    return found
 
 
 def _settings(record: Record) -> str:
@@ -56,11 +47,11 @@ def _settings(record: Record) -> str:
 def difference_tables(pairing: Pairing, names: tuple[str, str]) -> list[tuple[str, dict[str, Table]]]:
     """Return, for each group, its title and by metric a table of the first sweep minus the second."""
     partner = {id(mine): theirs for mine, theirs in pairing.pairs}
-    found = []
-    for group in group_runs([mine for mine, _ in pairing.pairs]):
-        metrics = sorted(measured_metrics(group.records), key=lambda metric: metric != group.metric)
-        found.append((group.title, {m.name: _table(group, partner, m, names) for m in metrics}))
-    return found
+    groups = group_runs([mine for mine, _ in pairing.pairs])
+    return [
+        (group.title, {m.name: _table(group, partner, m, names) for m in measured_metrics(group.records)})
+        for group in groups
+    ]
 
 
 def _table(group: Group, partner: dict[int, Record], metric: Metric, names: tuple[str, str]) -> Table:
@@ -72,15 +63,11 @@ def _table(group: Group, partner: dict[int, Record], metric: Metric, names: tupl
         rows.append(Row(variant.label, variant.method, variant.select, tuple(cells)))
     columns = [*(Column(target, metric, "+") for target in group.targets), Column("all", metric, "+", "all")]
     better = "below zero" if metric.lower else "above zero"
-    return Table(
-        title=f"{metric.title}: {names[0]} minus {names[1]}",
-        caption=f"Mean difference over pairs of runs with the same settings, {names[0]} minus {names[1]}; {better} "
-        f"{names[0]} is better. ± is the sample standard deviation over pairs; all: over all pairs of the row.",
-        metric=metric,
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=(),
+    caption = (
+        f"Mean difference over pairs of runs with the same settings, {names[0]} minus {names[1]}; {better} {names[0]} "
+        "is better. ± is the sample standard deviation over pairs; all: over all pairs of the row."
     )
+    return Table(f"{metric.title}: {names[0]} minus {names[1]}", caption, metric, tuple(columns), tuple(rows))
 
 
 def differences(pairs: Iterable[tuple[Record, Record]], metric: Metric) -> list[float]:

@@ -4,10 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from trueup.report.page_markup import escape, join_words, minus_sign, plural, upper_first
+from trueup.report.page_markup import boxed, escape, join_words, minus_sign, plural, upper_first
 from trueup.report.page_tables import TableGroup
+from trueup.report.runs import Record, is_finished, run_key, target_of
 from trueup.report.tables import Cell, Column, Row, Table, failures_note
-from trueup.report.variants import Record, is_finished, run_key, target_of
 
 FEW = 3  # groups with a sentence each; of more, only the largest has one
 
@@ -152,16 +152,12 @@ def warnings(records: Sequence[Record], groups: Sequence[TableGroup]) -> str:
             settings, at = record["settings"], record.get("at")
             name = f"{settings.get('method')} on {settings.get('dataset')}/{target_of(record)}"
             where = f"<br><code>{escape(at[-1])}</code>" if isinstance(at, list) and at else ""
-            error = f"{escape(record.get('error', 'no results'))}{where}"
-            rows += (
-                f'<tr><th scope="row">{escape(name)}</th><td>{escape(settings.get("seed"))}</td><td>{error}</td></tr>'
-            )
+            error = f"<td>{escape(record.get('error', 'no results'))}{where}</td>"
+            rows += f'<tr><th scope="row">{escape(name)}</th><td>{escape(settings.get("seed"))}</td>{error}</tr>'
         heads = "".join(f'<th scope="col">{name}</th>' for name in ("run", "seed", "error"))
-        parts.append(
-            f'<details class="alert failures"><summary><strong>{plural(len(failed), "run")} failed</strong> '
-            f'of {len(records):,}</summary><div class="box" tabindex="0" role="region" aria-label="Failed runs">'
-            f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
-        )
+        table = boxed("Failed runs", f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>")
+        summary = f"<summary><strong>{plural(len(failed), 'run')} failed</strong> of {len(records):,}</summary>"
+        parts.append(f'<details class="alert failures">{summary}{table}</details>')
     notes: dict[str, list[str]] = {}
     for group in groups:
         for note in group.default.notes:
@@ -169,9 +165,7 @@ def warnings(records: Sequence[Record], groups: Sequence[TableGroup]) -> str:
                 notes.setdefault(note, []).append(group.title)
     if notes:
         words = [f"{join_words(where)}: {note}" if len(groups) > 1 else note for note, where in notes.items()]
-        items = [f"<li>{escape(note)}</li>" for note in words]
-        parts.append(
-            f'<details class="alert"><summary><strong>{plural(len(notes), "note")}</strong> on the numbers'
-            f"</summary><ul>{''.join(items)}</ul></details>"
-        )
+        items = "".join(f"<li>{escape(note)}</li>" for note in words)
+        summary = f"<summary><strong>{plural(len(notes), 'note')}</strong> on the numbers</summary>"
+        parts.append(f'<details class="alert">{summary}<ul>{items}</ul></details>')
     return f'<section class="alerts" aria-label="Warnings">{"".join(parts)}</section>' if parts else ""

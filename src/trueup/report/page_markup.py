@@ -5,6 +5,7 @@ import gzip
 import html
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 
@@ -13,6 +14,16 @@ def escape(value: object) -> str:
     # Lone surrogates cannot be written to a file; a NUL ends the text for some readers.
     clean = str(value).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     return html.escape(clean, quote=True)
+
+
+def boxed(label: str, table: str) -> str:
+    """Return a table in a box that scrolls, also with the keyboard."""
+    return f'<div class="box" tabindex="0" role="region" aria-label="{escape(label)}">{table}</div>'
+
+
+def sort_button(name: str, attributes: str = "") -> str:
+    """Return the head of a column that a table can be sorted by."""
+    return f'<th scope="col" aria-sort="none"{attributes}><button type="button">{escape(name)}</button></th>'
 
 
 def minus_sign(number: str) -> str:
@@ -51,12 +62,10 @@ def embed_gzip(name: str, value: Any) -> str:
     return f'<script type="text/plain" id="{escape(name)}">{base64.b64encode(blob).decode()}</script>'
 
 
-def jsonable(value: Any) -> Any:
-    """Return a value that strict JSON can hold: NaN and infinities become text."""
+def jsonable(value: Any, unfit: Callable[[float], Any] = str) -> Any:
+    """Return a value that strict JSON can hold: NaN and infinities become what `unfit` returns."""
     if isinstance(value, dict):
-        return {str(key): jsonable(inner) for key, inner in value.items()}
+        return {str(key): jsonable(inner, unfit) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return [jsonable(inner, unfit) for inner in value]
+    return unfit(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trueup.report.figure_spec import CurvePanel, FigureSpec
+from trueup.report.figure_spec import CurvePanel, FigureSpec, ImagePanel, LinePanel, ScatterPanel
 
 INK = "#000000"  # of the source
 # The colours of Okabe and Ito without yellow, which is faint on white, and two dark ones more.
@@ -39,6 +39,19 @@ def curve_labels(figures: Iterable[FigureSpec]) -> tuple[str, ...]:
     """Return the labels of all curves of a report, each once, as `style` expects them."""
     panels = [panel for figure in figures for panel in figure.panels if isinstance(panel, CurvePanel)]
     return tuple(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
+
+
+def legend_of(figure: FigureSpec, labels: Sequence[str]) -> dict[str, tuple[Style, str]]:
+    """Return style and kind of all that a figure shows by name: curves, groups of points, and outlines of regions."""
+    kind = "line" if any(isinstance(panel, LinePanel) for panel in figure.panels) else "bar"
+    groups = dict.fromkeys(name for panel in figure.panels if isinstance(panel, ScatterPanel) for name in panel.groups)
+    regions = dict.fromkeys(name for panel in figure.panels if isinstance(panel, ImagePanel) for name in panel.outlines)
+    found = {label: (style(label, labels), kind) for label in curve_labels([figure])}
+    for name in groups:
+        found.setdefault(name, (style(name, list(groups)), "dot"))
+    for i, name in enumerate(regions):
+        found.setdefault(name, (Style(OUTLINES[i % len(OUTLINES)]), "outline"))
+    return found
 
 
 def _is_source(label: str) -> bool:

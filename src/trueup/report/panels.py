@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trueup.report.chart_curves import FEW, LONGEST, shorten
-from trueup.report.figure_spec import (
-    Axis,
-    BarPanel,
-    CurvePanel,
-    ImagePanel,
-    LinePanel,
-    MatrixPanel,
-    Panel,
-    ScatterPanel,
-)
-from trueup.report.palette import MARKERS, OUTLINES, style
+from trueup.report.figure_spec import BarPanel, CurvePanel, ImagePanel, LinePanel, MatrixPanel, Panel, ScatterPanel
+from trueup.report.palette import MARKERS, OUTLINES, Style, style
 
 DENSE = 12  # points of a curve, beyond which markers are sparse and deviations are a band
 WRITTEN = 12  # classes of a matrix with numbers in its cells, at most
@@ -27,28 +19,28 @@ HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++", "||||", "oo")
 SHADES = "Blues"
 TURN = 35  # degrees that tick labels turn if they overlap
 LETTER = 0.0625  # inches of a letter of a tick
+LINE = 0.145  # inches of a line of a caption or title
+TALL = {LinePanel: 2.3, BarPanel: 2.5, MatrixPanel: 3.3, ScatterPanel: 3.2}  # inches
 
 
-def line_style(label: str, labels: Sequence[str]) -> dict[str, Any]:
-    """Return matplotlib's arguments for the line of a method."""
-    look = style(label, labels)
+def line_style(look: Style) -> dict[str, Any]:
+    """Return matplotlib's arguments for a line."""
     shape = (0, look.dash) if look.dash else "-"
     size = 6.5 if look.marker == "*" else 4
     return {"color": look.colour, "linestyle": shape, "marker": look.marker, "linewidth": 1.5, "markersize": size}
 
 
-def bar_style(label: str, labels: Sequence[str]) -> dict[str, Any]:
-    """Return matplotlib's arguments for its bars, hatched so that they differ in grey."""
-    look = style(label, labels)
+def bar_style(look: Style) -> dict[str, Any]:
+    """Return matplotlib's arguments for bars, hatched so that they differ in grey."""
     hatch = "" if look.marker == "*" else HATCHES[MARKERS.index(look.marker)]
     face = look.colour if look.marker != "*" else "0.35"
     return {"facecolor": face, "edgecolor": "white", "hatch": hatch, "linewidth": 0}
 
 
 def _lines(axis: Any, panel: LinePanel, labels: Sequence[str]) -> None:
-    _frame(axis, panel.x, panel.y, [x for curve in panel.curves for x in curve.x])
+    _frame(axis, panel, [x for curve in panel.curves for x in curve.x])
     for i, curve in enumerate(panel.curves):
-        look = line_style(curve.label, labels)
+        look = line_style(style(curve.label, labels))
         x, y = np.array(curve.x), np.array(curve.y)
         if len(x) > DENSE:
             step = max(1, len(x) // 6)
@@ -70,12 +62,12 @@ def _whiskers(axis: Any, x: Any, y: Any, spread: Sequence[float], **look: Any) -
 
 
 def _bars(axis: Any, panel: BarPanel, labels: Sequence[str]) -> None:
-    _frame(axis, panel.x, panel.y, [])
+    _frame(axis, panel, [])
     wide = 0.84 / len(panel.curves)
     for i, curve in enumerate(panel.curves):
         x = np.array(curve.x) + (i - (len(panel.curves) - 1) / 2) * wide
         y = np.array(curve.y)
-        axis.bar(x, y, width=0.92 * wide, zorder=2, **bar_style(curve.label, labels))
+        axis.bar(x, y, width=0.92 * wide, zorder=2, **bar_style(style(curve.label, labels)))
         if curve.spread:
             _whiskers(axis, x, y, curve.spread, ecolor="0.1", elinewidth=0.7, capsize=1.5)
     axis.grid(visible=False, axis="x")
@@ -85,8 +77,9 @@ def _bars(axis: Any, panel: BarPanel, labels: Sequence[str]) -> None:
     axis.tick_params(axis="x", length=0)
 
 
-def _frame(axis: Any, x: Axis, y: Axis, values: Sequence[float]) -> None:
+def _frame(axis: Any, panel: CurvePanel, values: Sequence[float]) -> None:
     """Set titles, grid and ticks."""
+    x, y = panel.x, panel.y
     axis.set(xlabel=x.title, ylabel=y.title)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color("0.5")
@@ -122,7 +115,7 @@ def _turned(ticks: Sequence[str], inches: float) -> bool:
     return max(map(len, tick_labels(ticks)), default=0) * len(ticks) > 13 * inches
 
 
-def tick_room(panel: Panel, inches: float) -> float:
+def _tick_room(panel: Panel, inches: float) -> float:
     """Return the extra height in inches for tick labels that do not fit side by side."""
     if not isinstance(panel, CurvePanel | MatrixPanel) or not panel.x.ticks:
         return 0.0
@@ -130,6 +123,20 @@ def tick_room(panel: Panel, inches: float) -> float:
     if isinstance(panel, MatrixPanel):
         return LETTER * letters if _upright(panel) else 0.0
     return LETTER * letters * math.sin(math.radians(TURN)) - 0.15 if _turned(panel.x.ticks, inches) else 0.0
+
+
+def height_of(panel: Panel, inches: float) -> float:
+    """Return the height of a panel of this width."""
+    if isinstance(panel, ImagePanel):
+        return inches * 0.94 * float(panel.image.shape[0] / panel.image.shape[1]) + 0.26
+    usual = min(TALL[type(panel)], inches) if isinstance(panel, MatrixPanel | ScatterPanel) else TALL[type(panel)]
+    return usual + _tick_room(panel, inches) + LINE * heading_of(panel, inches).count("\n")
+
+
+def heading_of(panel: Panel, inches: float) -> str:
+    """Return a panel's title in at most two lines."""
+    lines = textwrap.wrap(panel.title, int(inches * 11))
+    return "\n".join(lines[:2]) + ("…" if len(lines) > 2 else "")
 
 
 def _upright(panel: MatrixPanel) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from trueup.bench.records import Entry
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import upper_first
+from trueup.report.runs import Record, is_finished
 from trueup.report.tables import Cell, Column, Row, Table, caveats, mean_of
-from trueup.report.variants import Record, is_finished
 
 SUMMED = ("seconds",)  # summed over the targets of a seed; all others are averaged
 UNITS = {"peak_memory_mb": (1 / 1024, "peak memory in GB"), "seconds": (1.0, "seconds, all targets of a seed together")}
@@ -45,14 +45,8 @@ def compare_with_paper(
     used = {name for entry in entries.values() for _, name in entry.runs}
     remarks += caveats([record for name, record in found.items() if name in used], 0)
     remarks += [f"from the literature, as the paper prints it: {', '.join(literature)}"] if literature else []
-    return Table(
-        title=title,
-        caption=_caption(entries, ours),
-        metric=PLAIN,
-        columns=tuple(columns),
-        rows=tuple(Row(row, row, "default", tuple(cells[row])) for row in rows),
-        notes=(*remarks, *notes),
-    )
+    made = tuple(Row(row, row, "default", tuple(cells[row])) for row in rows)
+    return Table(title, _caption(entries, ours), PLAIN, tuple(columns), made, (*remarks, *notes))
 
 
 def values_of(key: tuple[str, str], entries: Entries, found: Mapping[str, Record]) -> dict[int, float]:

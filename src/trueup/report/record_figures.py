@@ -9,21 +9,13 @@ import numpy as np
 
 from trueup.report.feature_space import confusion, embedding, geometry, mask_examples
 from trueup.report.figure_spec import Axis, BarPanel, Curve, FigureSpec, LinePanel
-from trueup.report.groups import Group, HyperSweep, TraceLookup, group_runs, hyper_sweeps
+from trueup.report.groups import Figures, Group, HyperSweep, Trace, TraceLookup, group_runs, hyper_sweeps
 from trueup.report.metrics import METRICS, Metric
 from trueup.report.page_markup import upper_first
-from trueup.report.stream_figures import (
-    ACCURACY,
-    AGREEMENT,
-    DICE,
-    ENTROPY,
-    Numbers,
-    along_stream,
-    mean_and_deviation,
-)
+from trueup.report.runs import Record, json_key, target_of
+from trueup.report.stream_figures import ACCURACY, AGREEMENT, DICE, ENTROPY, Numbers, along_stream, mean_and_deviation
 from trueup.report.tables import Table, environment_notes, make_tables, mean_of
-from trueup.report.traces import Trace
-from trueup.report.variants import Record, Variant, json_key, target_of
+from trueup.report.variants import Variant
 
 HEAVY = ("examples", "truth", "answer")  # arrays of a trace that are not kept in memory
 BARS = 48  # side by side in a panel
@@ -68,9 +60,8 @@ def _cached(trace: TraceLookup) -> TraceLookup:
     return cached
 
 
-def target_bars(records: Sequence[Record]) -> list[FigureSpec]:
+def target_bars(records: Sequence[Record]) -> Figures:
     """Draw bars by target and on average, and for joined targets by domain."""
-    figures = []
     for group in group_runs(records):
         (table,) = make_tables(group.records)
         keep = {variant.label for variant in group.shown}
@@ -89,13 +80,9 @@ def target_bars(records: Sequence[Record]) -> list[FigureSpec]:
             group.setting,
             group.seeds,
         ]
-        title, text = (
-            f"{group.title}: {table.metric.title.partition(' in ')[0]} by target",
-            " ".join(filter(None, caption)),
-        )
+        title = f"{table.metric.title.partition(' in ')[0]} by target"
         columns = 1 if len(ends) > 1 or len(panels) == 1 else 2
-        figures.append(FigureSpec(f"by-target-{group.name}", title, text, tuple(panels), columns))
-    return figures
+        yield group.figure("by-target", title, caption, panels, columns)
 
 
 def _bars(table: Table, keep: set[str], at: Sequence[int]) -> BarPanel:
@@ -130,9 +117,8 @@ def _domain_bars(group: Group, target: str) -> list[BarPanel]:
     return [BarPanel(f"in the stream {target}", x, Axis(group.metric.unit), tuple(curves))] if curves else []
 
 
-def batch_sizes(records: Sequence[Record]) -> list[FigureSpec]:
+def batch_sizes(records: Sequence[Record]) -> Figures:
     """Draw accuracy, time and memory against batch size, where runs differ in it."""
-    figures = []
     for group in group_runs(records, apart=("batch",)):
         where = {(target_of(r), r["settings"].get("batch")) for r in group.records}
         sizes = sorted({size for _, size in where if size is not None})
@@ -148,9 +134,7 @@ def batch_sizes(records: Sequence[Record]) -> list[FigureSpec]:
             group.setting,
             group.seeds,
         ]
-        title = f"{group.title}: effect of the batch size"
-        figures.append(FigureSpec(f"batch-size-{group.name}", title, " ".join(caption), tuple(panels), 3))
-    return figures
+        yield group.figure("batch-size", "effect of the batch size", caption, panels, 3)
 
 
 def _batch_panels(group: Group, targets: Sequence[str], sizes: Sequence[int]) -> list[LinePanel]:
@@ -187,17 +171,15 @@ def _mean_curve(label: str, x: Iterable[float], points: Sequence[Sequence[Number
     return _curve(label, x, [mean[0] for mean, _ in found], [std[0] if std else math.nan for _, std in found])
 
 
-def sensitivity(records: Sequence[Record]) -> list[FigureSpec]:
+def sensitivity(records: Sequence[Record]) -> Figures:
     """Draw the metric against each swept hyper-parameter, with all others fixed."""
-    figures = []
     for group in group_runs(records):
         found: dict[str, dict[str, HyperSweep]] = {}
         for sweep in hyper_sweeps(group.variants):
             of_method = found.setdefault(sweep.method, {})
             best = of_method.setdefault(sweep.parameter, sweep)
             of_method[sweep.parameter] = max(best, sweep, key=_rank)
-        figures += [_sensitivity_of(group, method, some) for method, some in found.items()]
-    return figures
+        yield from (_sensitivity_of(group, method, some) for method, some in found.items())
 
 
 def _rank(sweep: HyperSweep) -> tuple[int, int]:
@@ -225,9 +207,8 @@ def _sensitivity_of(group: Group, method: str, found: dict[str, HyperSweep]) -> 
         group.setting,
         group.seeds,
     ]
-    title = f"{group.title}: sensitivity of {method} to its hyper-parameters"
-    text = " ".join(filter(None, caption))
-    return FigureSpec(f"sensitivity-{method}-{group.name}", title, text, tuple(panels), min(3, len(panels)))
+    title = f"sensitivity of {method} to its hyper-parameters"
+    return group.figure(f"sensitivity-{method}", title, caption, panels, min(3, len(panels)))
 
 
 def _means(variant: Variant, group: Group) -> list[Numbers]:

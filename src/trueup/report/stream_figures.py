@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trueup.report.figure_spec import Axis, Curve, FigureSpec, LinePanel
-from trueup.report.groups import Group, TraceLookup, detail_groups
-from trueup.report.traces import Trace
-from trueup.report.variants import Record, RunKey, Variant
+from trueup.report.figure_spec import Axis, Curve, LinePanel
+from trueup.report.groups import Figures, Group, Trace, TraceLookup, detail_groups
+from trueup.report.runs import Record, RunKey
+from trueup.report.variants import Variant
 
 Numbers = NDArray[np.float64]
 Series = Mapping[str, Mapping[RunKey, Numbers]]
@@ -84,9 +84,8 @@ def mean_and_deviation(rows: Sequence[Numbers]) -> tuple[tuple[float, ...], tupl
     return tuple(map(float, mean)), tuple(map(float, spread))
 
 
-def along_stream(records: Sequence[Record], trace: TraceLookup, quantity: StreamQuantity) -> list[FigureSpec]:
+def along_stream(records: Sequence[Record], trace: TraceLookup, quantity: StreamQuantity) -> Figures:
     """Draw a quantity along the stream, one figure per group of runs."""
-    figures = []
     for group in detail_groups(records):
         series = {
             target: {v.label: found for v in group.shown if (found := _series(group, v, target, trace, quantity))}
@@ -109,10 +108,8 @@ def along_stream(records: Sequence[Record], trace: TraceLookup, quantity: Stream
             group.setting,
             group.seeds,
         ]
-        title, text = f"{group.title}: {unit.partition(' in ')[0]} along the stream", " ".join(filter(None, caption))
-        name = f"{quantity.name}-along-{group.name}"
-        figures.append(FigureSpec(name, title, text, tuple(panels), COLUMNS[len(panels)]))
-    return figures
+        title = f"{unit.partition(' in ')[0]} along the stream"
+        yield group.figure(f"{quantity.name}-along", title, caption, panels, COLUMNS[len(panels)])
 
 
 def _series(

@@ -1,26 +1,21 @@
-"""Tables of stress tests: methods × scenarios, with the difference from the frozen source."""
+"""Tables and heat map of stress tests: methods × scenarios, with the difference from the frozen source."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trueup.report.metrics import Metric
+from trueup.report.runs import Record, is_finished, json_key, metric_of, seeds_text, target_of
 from trueup.report.tables import WITHIN, Cell, Column, Row, Table, caveats, mark_best, mean_of
-from trueup.report.variants import (
-    Record,
-    Variant,
-    default_metric,
-    is_finished,
-    json_key,
-    seeds_text,
-    source_variant,
-    target_of,
-    variant_notes,
-    variants_of,
-)
+from trueup.report.variants import Variant, source_variant, variant_notes, variants_of
 
 WITHIN_STRESS = (*WITHIN, "stream", "stream_options", "batch", "limit", "repeat", "disturb")
 OF_SOURCE = ("algorithm", "iterations", "size", "multilabel")  # training settings that tell sources apart
+CLIP = 30.0  # points; colours saturate beyond
+COLOURS = "RdBu"  # distinct with red-green colour blindness
+GAP = 0.3  # of a cell, before the last column
 Name = Callable[[Mapping[str, Any]], str]
 
 
@@ -30,10 +25,8 @@ class StressCell:
 
     mean: float
     runs: int
-    difference: float | None = None
-    """From the frozen source in the same runs; None for the source itself."""
-    lowest: float | None = None
-    """The difference of the worst run."""
+    difference: float | None = None  # from the frozen source in the same runs; None for the source itself
+    lowest: float | None = None  # the difference of the worst run
     where: str = ""
     """Target and seed of the worst run."""
 
@@ -98,11 +91,7 @@ def _worst(row: StressRow, cells: Sequence[Cell | None], sign: str) -> Cell | No
 def stress_tests(
     records: Iterable[Record], scenario: Name, *, order: Sequence[str] = (), label: Name = lambda settings: ""
 ) -> list[StressTest]:
-    """Make one test for each dataset and network.
-
-    `scenario` names the scenario of a run from its settings; scenarios in `order` come first. `label` may name a row
-    from the settings of any of its runs.
-    """
+    """Make one test per dataset and network; `scenario` and `label` name scenarios and rows from a run's settings."""
     groups: dict[str, list[Record]] = {}
     for record in {record["id"]: record for record in records}.values():
         settings = {name: value for name, value in record["settings"].items() if name not in WITHIN_STRESS}
@@ -117,7 +106,7 @@ def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: 
     seen = dict.fromkeys(scenario(record["settings"]) for record in group)
     scenarios = [*(name for name in order if name in seen), *(name for name in seen if name not in order)]
     finished = [record for record in group if is_finished(record)]
-    metric = default_metric(finished)
+    metric = metric_of(finished)
     variants, repeated = variants_of(finished, lambda record: (scenario(record["settings"]), target_of(record)))
     renamed = _rename(variants, label)
     base = source_variant(variants)
@@ -133,15 +122,9 @@ def _test(group: Sequence[Record], scenario: Name, order: Sequence[str], label: 
     words += [f"{name} is {label}" for name, label in renamed.items()]
     words += variant_notes([variant for variant in variants if variant.label not in renamed])
     alone = "no differences: there are no runs of source" if base is None else ""
-    settings = group[0]["settings"]
-    return StressTest(
-        title=f"{settings.get('dataset')}, {settings.get('network')}",
-        caption=_caption(finished),
-        metric=metric,
-        scenarios=tuple(scenarios),
-        rows=tuple(rows),
-        notes=tuple(word for word in (*words, alone, *caveats(group, repeated)) if word),
-    )
+    title = f"{group[0]['settings'].get('dataset')}, {group[0]['settings'].get('network')}"
+    notes = tuple(filter(None, (*words, alone, *caveats(group, repeated))))
+    return StressTest(title, _caption(finished), metric, tuple(scenarios), tuple(rows), notes)
 
 
 def _cell(variant: Variant, base: Variant | None, scenario: str, metric: Metric) -> StressCell | None:
@@ -196,3 +179,72 @@ def _caption(records: Sequence[Record]) -> str:
         "Differences are from the frozen source model in the same scenario, target and seed; "
         "worst: the lowest of the row."
     )
+
+
+def heatmap(test: StressTest, path: Path) -> list[Path]:
+    """Write a stress test as PNG and SVG, and return the files."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows, columns = len(test.rows), len(test.scenarios)
+    label = max(len(row.label) for row in test.rows)
+    wide, high = 0.52 * (columns + 1 + GAP) + 0.085 * label + 1.1, 0.36 * rows + 2.2
+    figure: Any = Figure(figsize=(max(wide, 7.0), high), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+    for y, row in enumerate(test.rows):
+        for x, cell in enumerate(row.cells):
+            text = "–" if cell is None else test.metric.text(cell.mean)
+            _draw_cell(axis, x, y, text, None if cell is None else cell.difference, bold=x == row.worst)
+        worst = None if row.worst is None else row.cells[row.worst]
+        difference = None if worst is None else worst.difference
+        text = "" if difference is None else test.metric.text(difference, "+").replace("-", "−")
+        _draw_cell(axis, columns + GAP, y, text, difference, bold=True)
+    axis.set(xlim=(-0.5, columns + GAP + 0.5), ylim=(rows - 0.5, -0.5))
+    axis.set_yticks(range(rows), [row.label for row in test.rows], fontsize=9)
+    axis.set_xticks([*range(columns), columns + GAP], [*test.scenarios, "worst"], fontsize=9)
+    axis.tick_params(length=0, top=False, bottom=False, labeltop=True, labelbottom=False)
+    for text in axis.get_xticklabels():
+        text.set(rotation=40, ha="left", rotation_mode="anchor")
+    axis.spines[:].set_visible(False)
+    title = f"{test.title}: {test.metric.unit} under stress"
+    figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+    bar = figure.colorbar(_scale(), ax=axis, fraction=0.025, pad=0.015, extend="both", aspect=25)
+    bar.set_label("difference from source, points", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)
+    figure.supxlabel(_legend(test, int(figure.get_figwidth() * 15.5)), fontsize=8, x=0.01, ha="left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [path, path.with_suffix(".svg")]
+    for file in files:
+        figure.savefig(file, dpi=160, metadata={"Date": None} if file.suffix == ".svg" else None)
+    return files
+
+
+def _scale() -> Any:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    return ScalarMappable(Normalize(-CLIP, CLIP), COLOURS)
+
+
+def _draw_cell(axis: Any, x: float, y: int, text: str, difference: float | None, *, bold: bool = False) -> None:
+    """Draw a square in the colour of a difference, with black or white text, whichever has more contrast."""
+    from matplotlib.patches import Rectangle
+
+    grey = 1.0 if text in ("–", "") else 0.93
+    face = (grey, grey, grey, 1.0) if difference is None else tuple(_scale().to_rgba(100 * difference))
+    axis.add_patch(Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, facecolor=face, linewidth=0))
+    light = 0.2126 * face[0] + 0.7152 * face[1] + 0.0722 * face[2]
+    colour, weight = "black" if light > 0.5 else "white", "bold" if bold else "normal"
+    axis.text(x, y, text, ha="center", va="center", fontsize=8, color=colour, fontweight=weight)
+
+
+def _legend(test: StressTest, width: int) -> str:
+    words = (
+        f"Cells: {test.metric.title}; – is missing. Colour: difference from the frozen source in the same scenario, "
+        f"target and seed, in points (beyond ±{CLIP:.0f} it stays the same): blue helps, red harms, grey is the source "
+        "itself. Bold: the scenario where a method falls lowest below the source, or gains least; the last column says "
+        f"by how much. {test.caption.partition('. ')[0]}."
+    )
+    return "\n".join(textwrap.wrap(words, width))

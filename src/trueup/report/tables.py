@@ -6,20 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trueup.report.metrics import METRICS, Metric, check_name
-from trueup.report.variants import (
-    Record,
-    Variant,
-    default_metric,
-    is_finished,
-    json_key,
-    latest_records,
-    run_key,
-    source_variant,
-    target_of,
-    unique_texts,
-    variant_notes,
-    variants_of,
-)
+from trueup.report.runs import Record, is_finished, json_key, latest_runs, metric_of, run_key, target_of, unique_texts
+from trueup.report.variants import Variant, source_variant, variant_notes, variants_of
 
 WITHIN = ("method", "hyper", "select", "guard", "target", "seed")  # settings that may differ inside a table
 WITHIN_SOURCE = ("seed", "target")  # and those of the source recipe that may
@@ -79,7 +67,7 @@ class Table:
     metric: Metric
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def make_tables(records: Iterable[Record], *, metric: str | None = None, order: Sequence[str] = ()) -> list[Table]:
@@ -89,18 +77,18 @@ def make_tables(records: Iterable[Record], *, metric: str | None = None, order: 
     """
     if metric is not None:
         check_name(metric, METRICS, "metric")
-    latest = latest_records(records)
+    latest = latest_runs(records)
     if not any(map(is_finished, latest)):
         failed = f"; {failures_note(latest)}" if latest else ""
         raise ValueError(f"no finished runs; run `trueup bench` first{failed}")
     groups = group_by_settings(latest)
-    return [_table(group, METRICS[metric] if metric else default_metric(group), order) for group in groups]
+    return [_table(group, METRICS[metric] if metric else metric_of(group), order) for group in groups]
 
 
 def group_by_settings(records: Iterable[Record], apart: Collection[str] = ()) -> list[list[Record]]:
     """Group records by the settings that a table's runs share; those named in `apart` may differ, too."""
     groups: dict[str, list[Record]] = {}
-    for record in latest_records(records):
+    for record in latest_runs(records):
         groups.setdefault(json_key(shared_settings(record, apart)), []).append(record)
     return list(groups.values())
 
@@ -120,14 +108,9 @@ def _table(group: Sequence[Record], metric: Metric, order: Sequence[str]) -> Tab
             mark_best(rows, at, column)
     notes = [failures_note(group), *_gaps(variants, targets, metric), *_remarks(variants, base)]
     notes += [*variant_notes(variants), _undefined(variants, metric), *caveats(group, repeated)]
-    return Table(
-        title=f"{group[0]['settings'].get('dataset')}: {metric.heading}",
-        caption=_caption(group, rows, columns, base),
-        metric=metric,
-        columns=tuple(columns),
-        rows=tuple(rows),
-        notes=tuple(note for note in notes if note),
-    )
+    title = f"{group[0]['settings'].get('dataset')}: {metric.heading}"
+    caption = _caption(group, rows, columns, base)
+    return Table(title, caption, metric, tuple(columns), tuple(rows), tuple(filter(None, notes)))
 
 
 def _row(variant: Variant, base: Variant | None, columns: Sequence[Column], targets: Sequence[str]) -> Row:
