@@ -10,27 +10,13 @@ import torch
 from matplotlib.figure import Figure
 from test_cli import invoke, trueup
 
-from trueup.bench import sweep
-from trueup.bench.jobs import run_job
 from trueup.bench.reproduce import NETWORKS, get_recipe, recipes
-from trueup.bench.sweep import _Pool
 from trueup.core.adapt import adapt
 from trueup.source.networks import build_network
 
 # Two steps of training, a validation on few images, and a short stream.
 TRAINING = ("iterations=2", "batch=2", "refresh=1", "holdout=0.02")
 FAST = [*(word for value in TRAINING for word in ("--train", value)), "--limit", "20"]
-
-
-class OneProcess(_Pool):
-    """A pool that runs its jobs here: a process for each would import for longer than it computes."""
-
-    def work(self) -> None:
-        """Run all trainings, then all jobs."""
-        for job in (*self.trainings.values(), *self.jobs):
-            self.on_event("start", job, None)
-            run_job(job, lambda event, value: self.keep(value) if event == "record" else None)
-            self.on_event("end", job, None)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +30,8 @@ TINY = {"resnext26ts": "test_byobnet", "efficientnet_b0": "test_efficientnet"}
 
 
 @pytest.fixture
-def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make small networks, draw coarsely, and start no processes."""
+def light(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small networks and draw coarsely, in this process."""
     create, save = timm.create_model, Figure.savefig
 
     def tiny(name: str, **words: Any) -> Any:
@@ -59,7 +45,6 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(timm, "create_model", tiny)
     monkeypatch.setattr(Figure, "savefig", coarse)
-    monkeypatch.setattr(sweep, "_Pool", OneProcess)
 
 
 @pytest.mark.parametrize("name", sorted(set(NETWORKS.values())))
