@@ -37,7 +37,7 @@ def main(quick: bool, workers: int) -> None:
     methods = ["source", "tent", "memo"] if quick else trueup.list_methods()
     cells: dict[str, dict[str, str]] = {name: {} for name in methods}
     for column, values in list(COLUMNS.items())[: 1 if quick else None]:
-        few = {"target": ["neon"], "limit": 128, "training": {"iterations": 5}} if quick else {}
+        few = {"target": ["neon"], "limit": 64, "training": {"iterations": 5}} if quick else {}
         for names, seeds in (([m for m in methods if m != "memo"], SEEDS), (["memo:views=8"], SEEDS[:1])):
             sweep = make_sweep({**values, **few, "method": names, "seed": [0] if quick else seeds})
             records = run_and_print(plan(sweep, out), workers=workers).records

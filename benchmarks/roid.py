@@ -21,7 +21,7 @@ def main(quick: bool, workers: int) -> None:
     """Run what is missing, column by column, then write the table."""
     out = Path(tempfile.mkdtemp()) if quick else Path("runs/roid")
     columns = dict(list(COLUMNS.items())[:1]) if quick else COLUMNS
-    few = {"target": ["neon"], "limit": 128, "training": {"iterations": 5}} if quick else {}
+    few = {"target": ["neon"], "limit": 64, "training": {"iterations": 5}} if quick else {}
     cells: dict[str, dict[str, str]] = {f"roid:prior={prior}": {} for prior in PRIORS}
     for column, values in columns.items():
         sweep = make_sweep({**values, **few, "method": list(cells), "seed": [0] if quick else SEEDS})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +22,7 @@ ONE_IDEA = {"compare", "reproduce", "stress", "train", "run", "segment", "unpack
 ONE_IDEA |= {"Sar", "Cotta", "Roid", "bench", "report", "data"}
 
 
+@cache
 def trees() -> dict[str, ast.Module]:
     """Parse every file of the source, by its path."""
     return {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in FILES}

@@ -163,7 +163,7 @@ def test_a_folder_of_ones_own_from_images_to_a_record(photos: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_sweeps")
+@pytest.mark.usefixtures("one_process")
 def test_a_failure_makes_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["bench", "-t", "type", "-s", "0", "-m", "source", "-m", "tent:params=nothing_like_it", *FAST]

@@ -1,14 +1,12 @@
 """`--json`: the standard output is one JSON value, whatever happens beside it."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -28,8 +26,7 @@ def parsed(*words: str, status: int = 0) -> Any:
 
 def trueup(*words: str, cwd: Path, status: int = 0) -> Any:
     """That of a command in a process of its own; a flood of logs goes to the other output."""
-    command = [sys.executable, "-m", "trueup", "--verbose", *words, "--json"]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"})
+    done = warm.call("-m", "trueup", "--verbose", *words, "--json", cwd=cwd, environment={"COLUMNS": "80"})
     assert done.returncode == status, done.stdout + done.stderr
     return json.loads(done.stdout)
 

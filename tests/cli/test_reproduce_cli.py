@@ -2,29 +2,21 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
+import torch
+from matplotlib.figure import Figure
 from test_cli import invoke, trueup
 
-from trueup.bench import sweep
-from trueup.bench.jobs import run_job
-from trueup.bench.reproduce import get_recipe, recipes
-from trueup.bench.sweep import _Pool
+from trueup.bench.reproduce import NETWORKS, get_recipe, recipes
+from trueup.core.adapt import adapt
+from trueup.source.networks import build_network
 
 # Two steps of training, a validation on few images, and a short stream.
 TRAINING = ("iterations=2", "batch=2", "refresh=1", "holdout=0.02")
 FAST = [*(word for value in TRAINING for word in ("--train", value)), "--limit", "20"]
-
-
-class OneProcess(_Pool):
-    """A pool that runs its jobs here: a process for each would import for longer than it computes."""
-
-    def work(self) -> None:
-        """Run all trainings, then all jobs."""
-        for job in (*self.trainings.values(), *self.jobs):
-            self.on_event("start", job, None)
-            run_job(job, lambda event, value: self.keep(value) if event == "record" else None)
-            self.on_event("end", job, None)
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +25,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("paper")
 
 
+# Networks of timm's with one block left, or another of the family, by the names that recipes use.
+TINY = {"resnext26ts": "test_byobnet", "efficientnet_b0": "test_efficientnet"}
+
+
+@pytest.fixture
+def light(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small networks and draw coarsely, in this process."""
+    create, save = timm.create_model, Figure.savefig
+
+    def tiny(name: str, **words: Any) -> Any:
+        network = create(TINY.get(name, name), **words)
+        if name not in TINY:
+            network.blocks = network.blocks[:1]
+        return network
+
+    def coarse(figure: Figure, *args: Any, dpi: int, **words: Any) -> None:
+        save(figure, *args, dpi=dpi // 4, **words)
+
+    monkeypatch.setattr(timm, "create_model", tiny)
+    monkeypatch.setattr(Figure, "savefig", coarse)
+
+
+@pytest.mark.parametrize("name", sorted(set(NETWORKS.values())))
+def test_stand_ins_adapt(name: str) -> None:
+    adapter = adapt(build_network(name, 10, size=32), "tsd")
+    assert adapter(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    assert adapter.updates == 1
+
+
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("name", list(recipes()))
-def test_every_recipe_runs_small(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_Pool", OneProcess)
+def test_every_recipe_runs_small(name: str, folder: Path) -> None:
     recipe = get_recipe(name)
     text = invoke("reproduce", name, "--small", "--out", str(folder), *FAST)
     assert recipe.title in " ".join(text.split())

@@ -56,7 +56,7 @@ def test_dry_run_says_what_each_scenario_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_sweeps")
+@pytest.mark.usefixtures("one_process")
 def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["stress", "-m", "tent", "-m", "tsd:preset=safe", *FAST]
@@ -86,7 +86,7 @@ def test_a_stress_test_from_nothing_to_a_picture(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_sweeps")
+@pytest.mark.usefixtures("one_process")
 def test_a_model_and_images_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for label in ("cat", "dog"):
@@ -103,7 +103,7 @@ def test_a_model_and_images_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_sweeps")
+@pytest.mark.usefixtures("one_process")
 def test_a_failure_makes_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["stress", "-m", "tent:params=nothing_like_it", "--scenario", "iid", *FAST]
