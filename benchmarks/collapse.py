@@ -36,7 +36,7 @@ class Digits:
 
     def __init__(self, folder: Path, quick: bool) -> None:
         training = {"iterations": 10} if quick else {}
-        self.limit = START + 256 if quick else None
+        self.limit = START + 512 if quick else None
         self.sweep = make_sweep({"dataset": "digits", "method": "source", "seed": [0, 1, 2], "training": training})
         self.dataset, self.store = self.sweep.open("digits"), Store(folder)
         self.recipes = {(run.target, run.seed): run.recipe(self.dataset) for run in self.sweep.runs()}

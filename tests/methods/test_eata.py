@@ -105,7 +105,7 @@ def test_unprepared_it_is_eta_and_warns_once(caplog: pytest.LogCaptureFixture) -
         for seed in range(3):
             x = images(16, seed=seed, shift=1.0)[0]
             torch.testing.assert_close(eta(x), eata(x))
-    assert sum("not prepared" in r.message for r in caplog.records) == 1
+    assert sum("without its source images" in r.message for r in caplog.records) == 1
 
 
 def test_preparation_comes_first() -> None:

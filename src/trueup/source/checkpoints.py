@@ -46,10 +46,10 @@ class Store:
 
     def load(self, recipe: Recipe) -> tuple[nn.Module, dict[str, Any]]:
         """Load the model of a recipe and its training report."""
-        model, header = read_checkpoint(self.path(recipe), recipe.network)
-        if header["recipe"] != recipe.model_dump(mode="json"):
+        tensors, header = files.read(self.path(recipe), KIND)
+        if header.get("recipe") != recipe.model_dump(mode="json"):
             raise ValueError(f"{self.path(recipe)} holds the model of another recipe; delete it to train again")
-        return model, header["report"]
+        return _model(tensors, header, self.path(recipe), recipe.network), header["report"]
 
 
 def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
@@ -58,6 +58,10 @@ def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, 
     network: a function that the file names (module:function) is imported and called only if it is given here too.
     """
     tensors, header = files.read(path, KIND)
+    return _model(tensors, header, path, network), header
+
+
+def _model(tensors: dict[str, Tensor], header: dict[str, Any], path: Path, network: str | None) -> nn.Module:
     recipe = _recipe(header, path)
     if "report" not in header:
         raise ValueError(f"{path} is an unfinished training; the same command continues it")
@@ -70,7 +74,7 @@ def read_checkpoint(path: Path, network: str | None = None) -> tuple[nn.Module, 
     model = build_network(recipe.network, recipe.classes, size=training.size, channels=training.channels.count)
     refuse_misfits(find_misfits(model.state_dict(), tensors), path)
     model.load_state_dict(tensors)
-    return model.eval(), header
+    return model.eval()
 
 
 def _recipe(header: dict[str, Any], path: str | Path) -> Recipe:
