@@ -103,7 +103,8 @@ def test_an_error_is_one_sentence_and_a_status(
     assert done.value.code == 2
     said = "Error: pacs [1].tar.gz: member '../../canary' leaves the folder; nothing was unpacked"
     assert " ".join(capsys.readouterr().err.split()) == said
-    assert not list(archive.parent.parent.rglob("canary"))
+    assert not list(archive.parent.rglob("canary"))
+    assert not (archive.parent.parent / "canary").exists()
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that cannot be caught")
